@@ -13,6 +13,7 @@ class Refused(Exception):
     def __init__(self, status: int, body: Json, headers: Any) -> None:
         super().__init__(body)
         self.status = status
+        self.error: Json = body["error"]
         self.kind: str = body["error"]["type"]
         self.message: str = body["error"]["message"]
         self.headers = headers
