@@ -25,8 +25,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("base", "protocol", "core.generation", "core.chain.head", "core.limits", "core.token_estimates"),
         *("prompts", "sandbox", "observation.live", "engines"),
     ),
-    "engines.vllm.session_scheduler": (),
-    "engines.vllm.sessions_plugin": ("engines.vllm.session_scheduler",),
+    "engines.vllm.replica_header": (),
+    "engines.vllm.session_turns": (),
+    "engines.vllm.session_scheduler": ("engines.vllm.session_turns",),
+    "engines.vllm.sessions_plugin": ("engines.vllm.replica_header", "engines.vllm.session_scheduler"),
     "mcp": ("", "base.surrogates", "mcp"),
     "safety": (
         *("base.connection_failures", "base.errors", "config.checks", "protocol", "sandbox", "core.checks"),

@@ -27,15 +27,17 @@ STATE = {
     "HostedRequest": "core/hosted/request.py",
     "OpenCarry": "core/chain/input_items.py",
     "Stop": "core/generation.py",
+    "ConnectionLifetime": "core/session/connection_lifetime.py",
+    "GrowingOutputs": "core/session/prefills.py",
 }
-"""The classes that a turn's state consists of, and their modules."""
+"""The classes that a turn's state consists of, and what its session decides about it; with their modules."""
 WRITERS = {
     ("turn", "bound"): "core/session/turn_program.py",
     ("turn", "prepared"): "core/session/turn_program.py",
     ("turn", "planned"): "core/session/turn_program.py",
     ("turn", "ended"): "core/session/turn_program.py",
     ("turn", "wait"): "core/session/turns.py",
-    ("stop", "asked"): "core/turn/turn.py",
+    ("stop", "asked"): "core/turn/stages.py",
     ("_stop", "asked"): "core/turn/compaction.py",
 }
 """Attributes that another object sets, by the names of their owner and of themselves."""
@@ -113,7 +115,7 @@ def test_the_lists_of_the_rule_name_what_there_is() -> None:
 def test_the_rule_finds_a_foreign_assignment() -> None:
     for source in (
         "turn.ended = None",
-        "turn.finished, x = None, 1",
+        "turn.progress.finished, x = None, 1",
         "work.turn.wait = y",
         "turn.planned.steps.is_last = True",
         "turn.stages.send_s += 1",
