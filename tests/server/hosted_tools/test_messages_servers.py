@@ -66,7 +66,10 @@ async def test_no_step_follows_a_stop_sequence(tmp_path: Path) -> None:
 
 
 async def test_a_call_of_the_client_before_a_stop_sequence_is_to_be_run(tmp_path: Path) -> None:
-    step = [{"function_call": {"name": "mine", "arguments": {}}}, {"text": "So it is. END And more."}]
+    step: list[Json] = [
+        {"function_call": {"name": "mine", "arguments": {}}},
+        {"text": "So it is. END And more."},
+    ]
     async with hosting(scripted(tmp_path, step)) as (_, server):
         answer = await MessagesApi(server).create("go", tools=[MINE], stop_sequences=["END"])
         assert (answer["stop_reason"], answer["stop_sequence"]) == ("tool_use", None)
