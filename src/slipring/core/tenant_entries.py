@@ -17,8 +17,8 @@ V = TypeVar("V")
 _TENANT_FRACTION = 8
 """The results of a tenant may fill one part in this many of a cache."""
 _ROOM_FRACTION = 64
-"""Past the bound, one part in this many of it is made free. A look at all tenants takes a millisecond for some
-thousands of them, which a full cache would need with every request."""
+"""Past the bound, one part in this many of it is made free. A look at all tenants takes a millisecond for
+some thousands of them, which a full cache would need with every request."""
 _RESULT_BYTES = 500
 """What an entry of a cache uses besides its result."""
 CacheKey = tuple[str, bytes]
