@@ -140,10 +140,16 @@ class Sessions:
         ] = {}  # by identity; an entry is removed before its body's id is free
         self._closing: set[asyncio.Task[None]] = set()
         self._refused_until = 0.0
+        self._refusal = ""
         self._loop = asyncio.get_running_loop()
 
     def __len__(self) -> int:
         return len(self._open)
+
+    @property
+    def refusal(self) -> str:
+        """Why no session is opened at present, in one line; empty if some may be."""
+        return self._refusal if time.monotonic() < self._refused_until else ""
 
     async def lease(self, job: Job, sent: Rendered) -> Lease | None:
         """The session that the job's parent left or, for a chain that is continued for the first time, a new
@@ -229,16 +235,17 @@ class Sessions:
     def pause(self, error: Exception) -> None:
         """Open no session for a while, because the server has refused one."""
         log.warning("%s opens no session: %s", self._protocol.maker, error)
-        self._refused_until = max(self._refused_until, time.monotonic() + _PAUSE_S)
+        if self._refused_until < math.inf:
+            self._refused_until, self._refusal = time.monotonic() + _PAUSE_S, str(error)
 
     def release(self, loop: str) -> None:
         """Close the sessions of a branch whose context need not be kept any longer."""
         for session in [each for each in self._open.values() if each.loop == loop and not each.is_busy]:
             self._discard(session)
 
-    def refuse(self) -> None:
+    def refuse(self, why: str) -> None:
         """Use no more sessions: none is opened, and those that are in use are closed after that."""
-        self._refused_until = math.inf
+        self._refused_until, self._refusal = math.inf, why
         for session in [each for each in self._open.values() if not each.is_busy]:
             self._discard(session)
 
