@@ -70,7 +70,7 @@ class SglangEngine(SessionServer):
         await super().start()
         info = await self._server_info()
         if info.get("enable_session_radix_cache") is True:
-            self.chain_ends = ChainEnds(self._close_session)
+            self.chain_ends = ChainEnds(self._close_chain)
 
     def distrust_sessions(self) -> None:
         log.error("SGLang's session holds another context than it was sent; sessions are not used any more")
@@ -158,7 +158,7 @@ class SglangEngine(SessionServer):
     def session_protocol(self) -> Protocol:
         return Protocol("SGLang", self._open_session, self._close_session, keeps_last=True)
 
-    async def _open_session(self, session_id: str) -> None:
+    async def _open_session(self, session_id: str, route: str) -> None:
         # The capacity is a field of old, which must be there and has no effect.
         asked = {
             "session_id": session_id,
@@ -166,15 +166,19 @@ class SglangEngine(SessionServer):
             "timeout": self.options.session_idle_s,
             "capacity_of_str_len": 0,
         }
-        await self._post("/open_session", wire.encode(asked))
+        await self._post("/open_session", wire.encode(asked), route)
 
-    async def _close_session(self, session_id: str) -> None:
-        await self._post("/close_session", wire.encode({"session_id": session_id}))
+    async def _close_session(self, session_id: str, route: str) -> None:
+        await self._post("/close_session", wire.encode({"session_id": session_id}), route)
 
-    async def _post(self, path: str, body: bytes) -> None:
-        """POST, whether or not JSON answers it."""
+    async def _close_chain(self, key: str) -> None:
+        await self._close_session(key, key)
+
+    async def _post(self, path: str, body: bytes, route: str) -> None:
+        """POST to the replica of a chain, whether or not JSON answers it."""
         try:
-            await self._upstream.client.query(path, [body])
+            headers = self._upstream.route_headers(route)
+            await self._upstream.client.query(path, [body], headers=headers)
         except Unreadable:
             return
 

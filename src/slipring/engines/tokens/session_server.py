@@ -11,6 +11,7 @@ from slipring.core.generation import Delta, Emit, Finished, Job, Prefill
 from slipring.engines.constraints.answer_constraint import Constraint
 from slipring.engines.options import option
 from slipring.engines.remote.admission_and_retries import RequestFailed, Retryable
+from slipring.engines.remote.upstream import affinity_key
 from slipring.engines.tokens.job_rendering import position_of
 from slipring.engines.tokens.sessions import Addressed, Lease, Protocol, Sessions
 from slipring.engines.tokens.token_answer import TokenAnswer, TokenReader
@@ -98,7 +99,7 @@ class SessionServer(TokenServer):
             most=options.max_sessions if offer.most is None else min(options.max_sessions, offer.most),
             most_tokens=offer.most_tokens,
             idle_s=options.session_idle_s,
-            is_scheduled=self.schedule is not None,
+            schedule=self.schedule,
         )
 
     async def ask_for_sessions(self) -> None:
@@ -224,7 +225,8 @@ class _SessionExchange(JobExchange):
             limit = self._limit if job.generate else 0
             request = engine.write_in_session(job, sent, lease.addressed, limit, self._constraint)
             try:
-                await engine.attempt(request, TokenReader(job, request.read(), self._answer, emit, begin))
+                reader = TokenReader(job, request.read(), self._answer, emit, begin)
+                await engine.attempt(request, reader, self.answered)
                 return
             except ApiError as error:
                 self.close()
@@ -235,10 +237,11 @@ class _SessionExchange(JobExchange):
                 if self._answer.has_begun:
                     raise
                 if not lease.addressed.held:
-                    self._sessions.pause(error)
+                    self._sessions.pause(error, affinity_key(job))
                 forget_frames(error)
         request = engine.write(job, sent, self._limit, self._constraint)
-        await engine.attempt(request, TokenReader(job, request.read(), self._answer, emit, begin))
+        reader = TokenReader(job, request.read(), self._answer, emit, begin)
+        await engine.attempt(request, reader, self.answered)
 
     def keep(self, last: list[Delta]) -> None:
         finished, closing_ids = last[-1], self._answer.closing_ids

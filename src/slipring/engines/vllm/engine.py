@@ -190,8 +190,9 @@ class VllmEngine(SessionServer):
     def session_protocol(self) -> Protocol:
         return Protocol("vLLM", None, self._end_session, keeps_last=False)
 
-    async def _end_session(self, session_id: str) -> None:
-        await self._upstream.client.query(f"{_SESSIONS}/{session_id}/end", [b""])
+    async def _end_session(self, session_id: str, route: str) -> None:
+        path, headers = f"{_SESSIONS}/{session_id}/end", self._upstream.route_headers(route)
+        await self._upstream.client.query(path, [b""], headers=headers)
 
     def _sampling(self, settings: Settings) -> dict[str, Any]:
         """Only what is known here: for the rest vLLM uses the ``generation_config.json`` of its model."""
