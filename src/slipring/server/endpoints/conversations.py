@@ -8,8 +8,8 @@ from slipring.core.chain import item_ids, sealed_items
 from slipring.core.generation import Capabilities
 from slipring.core.limits import Limits
 from slipring.core.session.preparation import new_definitions
+from slipring.core.sight import Sight
 from slipring.core.turn.compaction import TRIGGER
-from slipring.core.turn.input_pictures import Sight
 from slipring.core.turn.request_validation import read_include
 from slipring.protocol.definitions import Definitions
 from slipring.protocol.endpoints.conversations import (
