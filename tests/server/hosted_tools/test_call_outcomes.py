@@ -9,7 +9,7 @@ import pytest
 
 from slipring.core.generation import Capabilities
 from slipring.core.limits import Limits
-from slipring.core.turn.input_pictures import Sight
+from slipring.core.sight import Sight
 from slipring.mcp import Redaction, ToolResult
 from slipring.mcp.protocol.tools import read_result
 from slipring.protocol.hosted.mcp_items import ToolError, error_text

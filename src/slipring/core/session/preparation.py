@@ -23,9 +23,9 @@ from slipring.core.generation import Job, Model
 from slipring.core.limits import Limits
 from slipring.core.session.actions import Load, Loaded
 from slipring.core.session.session_state import SessionState
+from slipring.core.sight import sight_of
 from slipring.core.turn import response_object
 from slipring.core.turn.compaction import TRIGGER, Compaction, read_plan
-from slipring.core.turn.input_pictures import sight_of
 from slipring.core.turn.output.hosted_calls import HostedCalls
 from slipring.core.turn.request_validation import (
     ENCRYPTED_REASONING,

@@ -13,7 +13,7 @@ from slipring.core.generation import Models
 from slipring.core.limits import Limits
 from slipring.core.ports import Ports
 from slipring.core.session.request_charges import Charges
-from slipring.core.turn.input_pictures import Sight
+from slipring.core.sight import Sight
 from slipring.core.turn.stages import Stages
 from slipring.core.turn.steps import steering
 from slipring.core.turn.steps.steering import SteerRefused, Steers

@@ -26,10 +26,10 @@ from slipring.core.generation import (
 from slipring.core.hosted.request import HostedRequest
 from slipring.core.hosted.tools import FetchedList, HostedCall
 from slipring.core.ports import Ports
+from slipring.core.sight import Sight
 from slipring.core.token_estimates import estimated_text_tokens, estimated_tokens
 from slipring.core.turn import response_object
 from slipring.core.turn.compaction import Compaction, Plan
-from slipring.core.turn.input_pictures import Sight
 from slipring.core.turn.output.hosted_lists import HostedLists
 from slipring.core.turn.output.output_events import Output
 from slipring.core.turn.recognition import Recognition

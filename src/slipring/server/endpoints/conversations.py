@@ -8,8 +8,8 @@ from slipring.core.chain import item_ids, sealed_items
 from slipring.core.generation import Capabilities
 from slipring.core.limits import Limits
 from slipring.core.session.preparation import new_definitions
+from slipring.core.sight import Sight
 from slipring.core.turn.compaction import TRIGGER
-from slipring.core.turn.input_pictures import Sight
 from slipring.core.turn.request_validation import read_include
 from slipring.protocol.definitions import Definitions
 from slipring.protocol.endpoints.conversations import (
@@ -199,9 +199,8 @@ def _refuse_change(existing: Item | None, item: Item, where: str) -> None:
     """Raise ``InvalidRequest`` if an id is taken by another item. The same item again is accepted: it may be
     a retry."""
     if existing is not None and _content_of(existing) != _content_of(item):
-        raise InvalidRequest(
-            f"Invalid '{where}.id': the conversation has another item with the id {quoted(item.id or '')}.",
-            param=f"{where}.id",
+        raise InvalidRequest.at(
+            f"{where}.id", f"the conversation has another item with the id {quoted(item.id or '')}"
         )
 
 

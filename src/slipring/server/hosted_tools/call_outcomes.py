@@ -8,7 +8,7 @@ from msgspec import Raw
 
 from slipring.base.errors import InvalidRequest
 from slipring.core.hosted.tools import CallOutcome
-from slipring.core.turn.input_pictures import Sight
+from slipring.core.sight import Sight
 from slipring.mcp import (
     AudioContent,
     ConnectionLost,

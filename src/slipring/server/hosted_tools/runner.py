@@ -22,7 +22,7 @@ from slipring.core.hosted.tools import (
     ResolvedServer,
 )
 from slipring.core.limits import Limits
-from slipring.core.turn.input_pictures import Sight
+from slipring.core.sight import Sight
 from slipring.mcp import HttpServer, McpFailure, Outcome, ProgressUpdate, Redaction, Tool
 from slipring.protocol.definitions import MOST_TOOLS
 from slipring.protocol.hosted.builtin_tools import BuiltinKind
@@ -147,7 +147,7 @@ class ToolRunner:
             return self.registry.find(server, caller.key)
         except ServerRefused as refusal:
             param = f"{place_of(tools, server.server_label)}.{refusal.field}"
-            raise InvalidRequest(f"Invalid '{param}': {refusal.reason}.", param=param) from None
+            raise InvalidRequest.at(param, f"{refusal.reason}") from None
 
     async def _list(self, label: str, server: ResolvedServer, tenant: str) -> FetchedList:
         target = _target(server)

@@ -73,7 +73,7 @@ class Sight(Struct, frozen=True):
         try:
             found = pictures(item)
         except BadPicture as error:
-            raise error.at(item, index) from None
+            raise error.placed(item, index) from None
         for place, picture in zip(places, found, strict=True):
             self.refuse_picture(picture, image_param(item, index, place))
 
