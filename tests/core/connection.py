@@ -18,6 +18,7 @@ from msgspec import Raw, structs
 
 from slipring.base.errors import ApiError, InvalidRequest, ModelNotFound, ServerError
 from slipring.core.byte_ledger import Ledger
+from slipring.core.chain.fetched_images import Fetched
 from slipring.core.chain.head import Head, KnownHeads
 from slipring.core.chain.hosted_items import call_item
 from slipring.core.chain.known_contexts import KnownContexts
@@ -47,6 +48,7 @@ from slipring.core.session.actions import (
     Counted,
     CountTokens,
     EndPrefill,
+    FetchImages,
     Flush,
     Generate,
     Inspect,
@@ -122,7 +124,7 @@ class Envelopes:
 class Server:
     """What connections share: the store, the limits, the clock and the ids."""
 
-    def __init__(self, **limits: float) -> None:
+    def __init__(self, *, fetches_images: bool = False, **limits: float) -> None:
         self.limits = Limits(**limits)  # type: ignore[arg-type]
         self.scopes = SharedScopes(self.limits.tenant_cache_bytes, self.limits.process_cache_bytes)
         self.store: dict[tuple[str, str], ResponseState] = {}
@@ -147,6 +149,7 @@ class Server:
             heads=self.heads,
             items=self.items,
             verdicts=KnownVerdicts(10**6),
+            fetches_images=fetches_images,
         )
         self._minted: Counter[str] = Counter()
 
@@ -252,6 +255,7 @@ class Connection:
     """What the engine says when it accepts a job."""
 
     resolves: dict[Turn, ResolveTools]
+    fetches: dict[Turn, FetchImages]
     listings: dict[Turn, ListTools]
     _has_left = False
     fault: Exception | None = None
@@ -294,7 +298,7 @@ class Connection:
         self.checks_appended: list[CompileAppended] = []
         self.weighs: dict[Turn, CountTokens] = {}
         self.starts: dict[Turn, Generate] = {}
-        self.resolves, self.listings = {}, {}
+        self.resolves, self.listings, self.fetches = {}, {}, {}
         self.claims: dict[Turn, ClaimApprovals] = {}
         self.calls: dict[str, CallTool] = {}
         """Hosted calls that run, by the id of their item."""
@@ -471,6 +475,10 @@ class Connection:
         if any(turn.asked.lane == lane for turn in self.listings):
             self.list_tools(lane)
         return self.events[before:]
+
+    def fetch(self, fetched: Fetched, lane: str | None = None) -> list[Json]:
+        """The images that a request names by URL were fetched, or could not be."""
+        return self.done(self.fetches.pop(self._at(self.fetches, lane)), fetched)
 
     def find_servers(self, lane: str | None = None, **changes: Any) -> list[Json]:
         """The MCP servers of a request are known. ``changes``: fields of all. Each built-in tool is answered
@@ -681,6 +689,7 @@ class Connection:
             Generate: self.starts,
             Load: self.loads,
             ResolveTools: self.resolves,
+            FetchImages: self.fetches,
             ListTools: self.listings,
             ClaimApprovals: self.claims,
             Save: self.saves,
