@@ -126,6 +126,7 @@ class ResponseState:
         "depth",
         "digest",
         "head",
+        "keeps_position",
         "parent",
         "position",
         "response",
@@ -144,6 +145,7 @@ class ResponseState:
         carry: Carry,
         position: Position | None = None,
         fork: bool = False,
+        keeps_position: bool = True,
     ) -> None:
         """``fork``: another response continues the parent too, or may."""
         self.response = response
@@ -152,6 +154,8 @@ class ResponseState:
         self._items: _Items | bytes = (input, output)
         self.carry = carry
         self.position = position
+        self.keeps_position = keeps_position
+        """Whether its position is part of what a store keeps of it."""
         self.verdicts: NodeVerdicts | None = None
         """Of safety checks, set by the code that makes the node; None if no policy applied."""
         self.digest: bytes | None = None
