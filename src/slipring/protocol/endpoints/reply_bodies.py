@@ -103,6 +103,8 @@ class TurnList(Struct):
 class EngineHealth(Struct):
     name: str
     trouble: str | None
+    sessions: str | None = None
+    """How turns use sessions of its server, in one line; None for engines that have none."""
 
 
 class CheckHealth(Struct):
