@@ -1,6 +1,7 @@
 """A history that is sent again and stored: its row has the items, and not the ids of the whole context, which
 the client would have stored with every turn."""
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +50,7 @@ async def test_ids_are_stored_of_chains_and_not_of_histories_that_come_again(tmp
             assert reports[0].tokens is not None
             assert reports[0].tokens.rendered < 30, "by delta"
         prompts = fake.prompts
-        assert all(
-            later[: len(before)] == before for before, later in zip(prompts, prompts[1:], strict=False)
-        )
+        assert all(later[: len(before)] == before for before, later in pairwise(prompts))
 
 
 async def test_a_chain_that_begins_with_a_history_is_stored_by_delta(tmp_path: Path) -> None:

@@ -204,7 +204,7 @@ def rebuild(
         output=output,
         carry=unpack_carry(record.carry, parent.carry if parent is not None else None),
         position=position,
-        keeps_position=record.position is not None,
     )
+    state.keeps_position = record.position is not None
     state.verdicts = unpack_verdicts(record.verdicts)
     return state

@@ -145,7 +145,6 @@ class ResponseState:
         carry: Carry,
         position: Position | None = None,
         fork: bool = False,
-        keeps_position: bool = True,
     ) -> None:
         """``fork``: another response continues the parent too, or may."""
         self.response = response
@@ -154,8 +153,8 @@ class ResponseState:
         self._items: _Items | bytes = (input, output)
         self.carry = carry
         self.position = position
-        self.keeps_position = keeps_position
-        """Whether its position is part of what a store keeps of it."""
+        self.keeps_position = True
+        """Whether its position is part of what a store keeps of it; set by the code that makes the node."""
         self.verdicts: NodeVerdicts | None = None
         """Of safety checks, set by the code that makes the node; None if no policy applied."""
         self.digest: bytes | None = None
