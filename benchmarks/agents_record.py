@@ -54,12 +54,18 @@ class Run(Struct):
     """CPU time of each process."""
     first_ms: list[list[float]]
     total_ms: list[list[float]]
+    loops_ms: list[float]
+    """How long each loop took, with its pauses; of loops that have ended."""
     prefilled_tokens: int
     """What the engine had to read of all prompts: the rest was in its cache, or in a session."""
     prompt_tokens: int
     last_tokens: int
     """The length of the last prompt of a loop."""
     sent_bytes: int
+    engine: dict[str, float] = {}
+    """What the engine's own counters have counted meanwhile."""
+    samples: dict[str, list[float]] = {}
+    """Gauges of the engine and of slipring, once a second."""
     wrong: str | None = None
 
 
@@ -73,12 +79,14 @@ class Record(Struct, kw_only=True):
     gpu: str | None
     versions: dict[str, str]
     command: str
+    kv_tokens: int = 0
+    """What the engine's KV cache holds; 0 if the engine does not report it."""
     left_out: dict[str, str] = {}
     """Servers that were not measured, and why."""
     measured: list[Run] = []
 
 
-def run_of(measured: Measured, cell: Cell) -> Run:
+def run_of(measured: Measured, cell: Cell, engine: dict[str, float], samples: dict[str, list[float]]) -> Run:
     turns = [turn for loop in measured.turns for turn in loop]
     return Run(
         cell=cell,
@@ -87,10 +95,13 @@ def run_of(measured: Measured, cell: Cell) -> Run:
         cpu_ms={name: round(spent, 1) for name, spent in measured.cpu_ms.items()},
         first_ms=[[round(turn.first_ms, 1) for turn in loop] for loop in measured.turns],
         total_ms=[[round(turn.total_ms, 1) for turn in loop] for loop in measured.turns],
+        loops_ms=[round(ms, 1) for ms in measured.loops_ms],
         prefilled_tokens=sum(turn.input_tokens - turn.cached_tokens for turn in turns),
         prompt_tokens=sum(turn.input_tokens for turn in turns),
         last_tokens=max((turn.input_tokens for turn in turns), default=0),
         sent_bytes=sum(turn.sent_bytes for turn in turns),
+        engine=engine,
+        samples=samples,
         wrong=measured.wrong,
     )
 

@@ -278,6 +278,18 @@ def test_where_sessions_are_not_right_there_are_none(changes: dict[str, Any], wh
 
 
 @pytest.mark.parametrize(
+    ("share", "tokens"),
+    [("", 8000), ("0.8", 12_800), ("1", 15_000), ("0", 8000), ("1.1", 8000), ("half", 8000), ("nan", 8000)],
+)
+def test_the_operator_of_vllm_decides_how_much_sessions_may_hold(
+    share: str, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLIPRING_SESSIONS_SHARE", share)
+    changes = {"cache_config": SimpleNamespace(num_gpu_blocks=1000, block_size=16)}
+    assert limits_of(config(**changes), "0.32.0").tokens == tokens
+
+
+@pytest.mark.parametrize(
     ("version", "is_right"),
     [
         *(("0.25.1", False), ("0.26.0", True), ("0.27.1", False), ("0.31.0", False)),

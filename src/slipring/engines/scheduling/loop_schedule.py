@@ -186,7 +186,7 @@ class LoopSchedule:
                 self._forget_oldest()
         else:
             self._loops.move_to_end(need.key)
-            self.pauses.of(loop.kind).observe(now - loop.paused_at)
+            self.pauses.of(loop.kind).end(loop, now - loop.paused_at)
             loop.paused_at = None
             self._paused.pop(loop, None)
         turn = Turn(loop, self._size(loop, need.tokens), now)
@@ -248,7 +248,7 @@ class LoopSchedule:
         """A loop has ended: it will not come back."""
         loop = self._loops.pop(key, None)
         if loop is not None and loop.paused_at is not None:
-            self.pauses.of(loop.kind).observe_end()
+            self.pauses.of(loop.kind).observe_end(loop)
             self._demote(loop)
 
     def measured(self, tokens: int, seconds: float) -> None:
@@ -352,6 +352,7 @@ class LoopSchedule:
             # Each second for which it is held, so many turns wait that could run in its place.
             cost_rate = min(len(self._waiting), loop.charged / mean)
             pause = self.pauses.of(loop.kind)
+            pause.review(now)
             loop.hold_until = now + pause.hold_s(now - loop.paused_at, gain_s, cost_rate)
         return loop.hold_until
 
@@ -370,6 +371,8 @@ class LoopSchedule:
                 self._demote_surplus()
         if self._loops.get(loop.key) is not loop:  # it has ended
             self._demote(loop)
+        elif loop.turns:
+            self.pauses.of(loop.kind).begin(loop, now)
 
     def _charge(self, loop: Loop, tokens: int) -> None:
         """Keep so many tokens of the cache for a loop."""
@@ -415,4 +418,5 @@ class LoopSchedule:
             if oldest is None:
                 return
             del self._loops[oldest.key]
+            self.pauses.of(oldest.kind).forget(oldest)
             self._demote(oldest)

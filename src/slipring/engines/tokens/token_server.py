@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 from msgspec import Struct
 
 from slipring.base.errors import ApiError, ServerError, StartupError
+from slipring.core.chain.state import ResponseState
 from slipring.core.generation import (
     ANY_ID,
     Capabilities,
@@ -251,7 +252,7 @@ class TokenServer(RemoteEngine):
             self.chain_ends.watch(branch_keys(job)[0], position)
         if self.schedule is not None and self._loop_ends is not None:
             key = compacted_key(job) if job.is_summary else loop_key(job)
-            self._loop_ends.watch(key, position)
+            self._loop_ends.watch_only(key, _gone_at_end(job, position))
             tools = (_COMPACTION,) if job.is_summary else answer.called
             ticket.outcome = position.total, tools, key
             prefilled = finished.input_tokens - finished.cached_tokens
@@ -394,6 +395,19 @@ class TokenServer(RemoteEngine):
         await self._upstream.stream(request.path, request.pieces, request.headers, reader)
         if not reader.answer.has_ended:
             raise Unended
+
+
+def _gone_at_end(job: Job, position: Rendered) -> Rendered | ResponseState:
+    """What is gone when the loop of a job has ended, whose answer leads to ``position``.
+
+    A chain that is not stored is continued by ids while its connection has it, or while it is kept for a
+    client that was cut off: as long as the state is there that the job has continued. The others may be
+    continued by their history, too, as long as the position is known.
+    """
+    parent = job.parent
+    if parent is None or job.recognised or parent.response.store:
+        return position
+    return parent
 
 
 class _WholeAnswer:

@@ -13,6 +13,7 @@ Needs nothing of slipring but this module and ``session_scheduler``, and nothing
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any
@@ -29,6 +30,9 @@ log = logging.getLogger("vllm.slipring")
 
 PATH = "/v1/slipring/sessions"
 """Below ``/v1``, where vLLM asks for its key."""
+SHARE = "SLIPRING_SESSIONS_SHARE"
+"""The variable with the share of the KV cache that sessions may hold."""
+_SHARE = 0.5
 _LONGEST_IDLE_S = 86_400.0
 
 
@@ -191,8 +195,8 @@ class Sessions:
 
 def limits_of(config: Any, version: str) -> Limits:
     """What sessions may take of an engine of this version with this ``VllmConfig``: at most half of its
-    requests and of its KV cache, and only what the longest request leaves. Nothing where a session is not
-    known to be right."""
+    requests, their share of its KV cache, and only what the longest request leaves. Nothing where a session
+    is not known to be right."""
     parallel, cache, model = config.parallel_config, config.cache_config, config.model_config
     reasons = {
         "speculative decoding": config.speculative_config is not None,
@@ -205,7 +209,7 @@ def limits_of(config: Any, version: str) -> Limits:
     if fault := fault_of(version):
         found.append(fault)
     tokens = (cache.num_gpu_blocks or 0) * cache.block_size
-    most = max(min(tokens // 2, tokens - model.max_model_len), 0)
+    most = max(min(int(tokens * _share()), tokens - model.max_model_len), 0)
     if not most:
         found.append("a KV cache that holds no more than one request of the greatest length")
     if found:
@@ -213,6 +217,19 @@ def limits_of(config: Any, version: str) -> Limits:
         log.warning("%s", refused)
         return Limits(0, 0, refused)
     return Limits(max(config.scheduler_config.max_num_seqs // 2, 1), most)
+
+
+def _share() -> float:
+    """The share of the KV cache for sessions, as the operator of vLLM wants it."""
+    text = os.environ.get(SHARE, "")
+    try:
+        share = float(text) if text else _SHARE
+    except ValueError:
+        share = -1.0
+    if not 0.0 < share <= 1.0:
+        log.warning("%s must be a number above 0 and at most 1, not '%s'; it is %s", SHARE, text, _SHARE)
+        return _SHARE
+    return share
 
 
 class SessionsPlugin:
