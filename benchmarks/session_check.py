@@ -547,7 +547,7 @@ async def check(given: argparse.Namespace, report: Callable[[str, Any], None]) -
             for name, part in parts.items():
                 if name in given.parts:
                     report(name, await part())
-                    report(f"after {name}", await vllm.state())
+                    report(f"after {name}", await vllm.settled())
             running.close()  # slipring ends its sessions when it stops
             report("at the end", await vllm.settled())
 
