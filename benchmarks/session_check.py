@@ -10,8 +10,12 @@ vLLM runs with slipring's plugin, and serves the model of `many_agents.py` in th
   precision of the arithmetic. Some answers are asked for again as whole requests, once with the prefix cache
   and twice without, so that answers in sessions can be compared with as much as whole requests differ among
   themselves.
-- **Chains**: the same conversations over slipring: forks, warmups, older responses; twice without sessions,
-  which is the control, and once with. In 32-bit arithmetic, all texts and counts must be equal.
+- **Settings**: chains at the plugin whose turns have constraints, seeds, log probabilities and biases of
+  their own, or none, in any order, and some a grammar that cannot be compiled. Each turn must be answered as
+  a whole request with the same prompt and settings is.
+- **Chains**: the same conversations over slipring: forks, warmups, older responses, some turns with a format
+  or strict tools; twice without sessions, which is the control, and once with. In 32-bit arithmetic, all
+  texts and counts must be equal.
 - **Leaving**: clients that leave at any moment, and sessions that are ended while they run. When all have
   left, vLLM must have no request, no session and no KV in use.
 - **Preemption**: sessions that open at once and whose answers do not fit the KV cache together, so that vLLM
@@ -35,7 +39,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -51,7 +55,7 @@ from slipring.commands.bench.client.transports import SseParser
 from slipring.commands.bench.subject import machine
 
 PATH = "/slipring/sessions"
-PARTS = ("tokens", "decoding", "chains", "leaving", "preemption", "restart")
+PARTS = ("tokens", "settings", "decoding", "chains", "leaving", "preemption", "restart")
 STOPS = range(0, 150_000, 25)
 """Ids that end an answer: one of 25 tokens, so that answers are short, and some empty."""
 _WORDS = range(1_000, 140_000)
@@ -75,12 +79,14 @@ class Vllm:
         limit: int,
         *,
         leave_after: int | None = None,
-        stops: Iterable[int] = STOPS,
+        settings: dict[str, Any] | None = None,
+        logprobs: list[Any] | None = None,
     ) -> tuple[list[int], str]:
-        """The ids of an answer, and why it ended."""
+        """The ids of an answer, and why it ended. ``logprobs`` collects log probabilities."""
+        sampling = {"max_tokens": limit, "temperature": 0.0, "stop_token_ids": list(STOPS)}
         body = {
             **{"session": session, "held": held, "prompt": prompt},
-            "sampling": {"max_tokens": limit, "temperature": 0.0, "stop_token_ids": list(stops)},
+            "sampling": {**sampling, **(settings or {})},
         }
         ids: list[int] = []
         async with self._http.post(self._url + PATH, json=body) as answer:
@@ -95,6 +101,8 @@ class Vllm:
                     for choice in event.get("choices", ()):
                         ids += choice["token_ids"]
                         reason = choice["finish_reason"] or reason
+                        if logprobs is not None and choice["logprobs"]:
+                            logprobs += _merged(choice["logprobs"])
                         if leave_after is not None and len(ids) >= leave_after:
                             answer.close()
                             return ids, choice["finish_reason"] or "left"
@@ -118,16 +126,19 @@ class Vllm:
             found.append(max(ranked.values()) - ranked[id] if id in ranked else None)
         return found[1:]
 
-    async def generate(self, prompt: list[int], limit: int, salt: str = "") -> list[int]:
-        """The same answer from a whole prompt. The prefix cache may serve it if there is no salt."""
+    async def generate(
+        self, prompt: list[int], limit: int, settings: dict[str, Any] | None = None
+    ) -> tuple[list[int], list[Any]]:
+        """The same answer from a whole prompt, which the prefix cache may serve: its ids and log
+        probabilities."""
         body = {
             **{"model": self._model, "prompt": prompt, "max_tokens": limit, "temperature": 0.0},
-            **{"stop_token_ids": list(STOPS), "return_token_ids": True},
-            **({"cache_salt": salt} if salt else {}),
+            **{"stop_token_ids": list(STOPS), "return_token_ids": True, **(settings or {})},
         }
         async with self._http.post(f"{self._url}/completions", json=body) as answer:
-            ids: list[int] = (await answer.json())["choices"][0]["token_ids"]
-            return ids
+            choice = (await answer.json())["choices"][0]
+            found = choice["logprobs"]
+            return choice["token_ids"], [] if found is None else _merged(found)
 
     async def timed(self, path: str, fields: dict[str, Any]) -> tuple[list[int], Times]:
         """The ids of an answer of 60 tokens, and its times. Nothing but its length ends it."""
@@ -221,8 +232,11 @@ async def check_tokens(vllm: Vllm, agents: int, turns: int, seed: int) -> dict[s
         found.update(tokens=len(emitted), unknown=emitted.count(None), unlikely=unlikely)
         found.update(likeliest=emitted.count(0.0))
         for prompt, limit, ids in dice.sample(prompts, min(2, len(prompts))):
-            cached = await vllm.generate(prompt, limit)
-            fresh, again = [await vllm.generate(prompt, limit, secrets.token_hex(8)) for _ in range(2)]
+            cached, _ = await vllm.generate(prompt, limit)
+            fresh, again = [
+                (await vllm.generate(prompt, limit, {"cache_salt": secrets.token_hex(8)}))[0]
+                for _ in range(2)
+            ]
             found.update(
                 {
                     "answers": 1,
@@ -235,6 +249,75 @@ async def check_tokens(vllm: Vllm, agents: int, turns: int, seed: int) -> dict[s
 
     await asyncio.gather(*map(chain, range(agents)))
     return {**found, "wrong": wrong, "after": await vllm.settled()}
+
+
+_SCHEMA = {
+    "type": "object",
+    "properties": {"n": {"enum": [1, 22, 333]}, "color": {"enum": ["red", "green", "blue"]}},
+    "required": ["n", "color"],
+    "additionalProperties": False,
+}
+SETTINGS: dict[str, Callable[[random.Random], dict[str, Any]]] = {
+    "none": lambda dice: {},
+    "schema": lambda dice: {"structured_outputs": {"json": _SCHEMA}},
+    "grammar": lambda dice: {"structured_outputs": {"grammar": 'root ::= "left" | "right" " " root'}},
+    "seed": lambda dice: {"seed": dice.randrange(10_000), "temperature": 1.0},
+    "seeded schema": lambda dice: {
+        **{"seed": dice.randrange(10_000), "temperature": 1.0},
+        "structured_outputs": {"json": _SCHEMA},
+    },
+    "logprobs": lambda dice: {"logprobs": dice.choice((0, 3))},
+    "bias": lambda dice: {"logit_bias": {str(dice.choice(_WORDS)): 100.0}},
+    "penalties": lambda dice: {"presence_penalty": 1.5, "frequency_penalty": 0.5, "repetition_penalty": 1.2},
+    "not a grammar": lambda dice: {"structured_outputs": {"grammar": "root ::= ("}},
+}
+
+
+def _merged(logprobs: dict[str, Any]) -> list[Any]:
+    """Log probabilities as pairs of the chosen token's and the sorted others."""
+    return [
+        [round(chosen, 2), sorted(round(each, 2) for each in top.values())]
+        for chosen, top in zip(logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True)
+    ]
+
+
+async def check_settings(vllm: Vllm, agents: int, turns: int, seed: int) -> dict[str, Any]:
+    """Chains at the plugin, all at once, with settings of each turn."""
+    found: Counter[str] = Counter()
+    wrong: list[Any] = []
+
+    async def chain(number: int) -> None:
+        dice, session = random.Random(f"{seed} settings {number}"), secrets.token_hex(8)
+        context: list[int] = []
+        missing: list[int] = []
+        held = 0
+        for _ in range(turns):
+            kind = dice.choice(list(SETTINGS))
+            settings, limit = SETTINGS[kind](dice), dice.choice((2, 10, 40))
+            context += (new := dice.choices(_WORDS, k=dice.choice((1, 3, 40, 300))))
+            told: list[Any] = []
+            ids, reason = await vllm.turn(
+                *(session, held, missing + new, limit), settings=settings, logprobs=told
+            )
+            if kind == "not a grammar":
+                found.update(uncompiled=1)
+                if ids or reason in ("stop", "length"):
+                    wrong.append([kind, reason, ids])
+                session, held, missing = secrets.token_hex(8), 0, list(context)
+                continue
+            whole, whole_told = await vllm.generate(list(context), limit, settings)
+            is_equal = ids == whole and told == whole_told
+            found.update(
+                {kind: 1, "turns": 1, "equal": is_equal, "logprobs": len(told), "stopped": reason == "stop"}
+            )
+            if not is_equal:
+                wrong.append([kind, limit, reason, ids[:50], whole[:50], told[:3], whole_told[:3]])
+            context += ids
+            held, missing = len(context) - 1, ids[-1:]
+        await vllm.end(session)
+
+    await asyncio.gather(*map(chain, range(agents)))
+    return {**found, "wrong": wrong[:10], "wrongs": len(wrong), "after": await vllm.settled()}
 
 
 Answer = dict[str, Any]
@@ -261,6 +344,14 @@ class Agent:
                 return {"id": None, "failed": event}
 
 
+_FIELDS: tuple[dict[str, Any], ...] = (
+    {},
+    {},
+    {"text": {"format": {"type": "json_schema", "name": "found", "schema": _SCHEMA, "strict": True}}},
+    {"include": ["message.output_text.logprobs"], "top_logprobs": 2},
+)
+
+
 async def conversation(agent: Agent, number: int, turns: int, seed: int) -> list[Any]:
     """A chain with forks, warmups and older responses; what each answer was, and what it depends on."""
     dice = random.Random(f"{seed} conversation {number}")
@@ -277,6 +368,8 @@ async def conversation(agent: Agent, number: int, turns: int, seed: int) -> list
         fields: dict[str, Any] = {"stream_id": f"fork{turn}"} if kind == "fork" else {}
         if kind == "warmup":
             fields["generate"] = False
+        else:
+            fields |= dice.choice(_FIELDS)
         answer = await agent.ask(text, ids[at] if ids else None, dice.choice((16, 16, 40)), **fields)
         usage = answer.get("usage") or {}
         texts = [part["text"] for item in answer.get("output", ()) for part in item.get("content", ())]
@@ -358,7 +451,7 @@ async def check_preemption(vllm: Vllm, agents: int, seed: int) -> dict[str, Any]
         emitted_at: list[int] = []
         held, new = 0, list(context)
         for _ in range(2):
-            ids, reason = await vllm.turn(session, held, new, limit, stops=())
+            ids, reason = await vllm.turn(session, held, new, limit, settings={"stop_token_ids": []})
             if reason.startswith("refused: 400"):
                 found.update(refused=1)
                 break
@@ -528,6 +621,9 @@ async def check(given: argparse.Namespace, report: Callable[[str, Any], None]) -
             if "tokens" in given.parts:
                 report("tokens alone", await check_tokens(vllm, 1, given.turns, given.seed + 1))
                 report("tokens", await check_tokens(vllm, given.agents, given.turns, given.seed))
+            if "settings" in given.parts:
+                report("settings alone", await check_settings(vllm, 1, given.turns * 4, given.seed + 1))
+                report("settings", await check_settings(vllm, given.agents, given.turns, given.seed))
             if "preemption" in given.parts:
                 report("preemption", await check_preemption(vllm, given.agents, given.seed))
             for waiting in (0, given.waiting) if "decoding" in given.parts else ():
