@@ -163,7 +163,8 @@ class Vllm:
 
     async def forget(self) -> bool:
         """Empty the prefix cache. Returns whether vLLM does so: only with ``VLLM_SERVER_DEV_MODE=1``."""
-        async with self._http.post(f"{self._url.removesuffix('/v1')}/reset_prefix_cache") as answer:
+        address = f"{self._url.removesuffix('/v1')}/reset_prefix_cache"
+        async with self._http.post(address, headers={"Connection": "close"}) as answer:
             return answer.status == 200
 
     async def most_session_tokens(self) -> int:
@@ -329,7 +330,7 @@ class Agent:
     def __init__(self, ws: aiohttp.ClientWebSocketResponse, model: str) -> None:
         self._ws, self._model = ws, model
 
-    async def ask(self, text: str, after: str | None, limit: int, **fields: Any) -> Answer:
+    async def ask(self, text: str, after: str | None, limit: int, /, **fields: Any) -> Answer:
         frame = {
             **{"type": "response.create", "model": self._model, "input": [user_item(text)], "store": False},
             **{"temperature": 0, "max_output_tokens": limit, "previous_response_id": after, **fields},
@@ -614,7 +615,8 @@ async def check(given: argparse.Namespace, report: Callable[[str, Any], None]) -
     engine = running_vllm(given.vllm_url, 0, given.model)
     timeout = aiohttp.ClientTimeout(total=given.most_s)
     with ExitStack() as running, tempfile.TemporaryDirectory() as directory:
-        connector = aiohttp.TCPConnector(limit=0)
+        # vLLM closes connections that are idle for 5 seconds, perhaps while a request is on its way.
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2)
         async with aiohttp.ClientSession(timeout=timeout, connector=connector) as http:
             vllm = Vllm(http, engine)
             report("before", await vllm.state())
