@@ -17,8 +17,11 @@ from typing import Any, NamedTuple
 import pytest
 from starlette.applications import Starlette
 
+from slipring.engines.remote.answering_replica import HEADER, answering_replica
+from slipring.engines.vllm.replica_header import Replica
 from slipring.engines.vllm.sessions_plugin import (
     PATH,
+    EngineFacts,
     Limits,
     Sampling,
     Sessions,
@@ -65,7 +68,7 @@ def config(**changes: Any) -> SimpleNamespace:
             "parallel_config": SimpleNamespace(data_parallel_size=1, _api_process_count=1),
             "cache_config": SimpleNamespace(num_gpu_blocks=100, block_size=16),
             "model_config": SimpleNamespace(max_model_len=1000, is_hybrid=False, has_inner_state=False),
-            "scheduler_config": SimpleNamespace(max_num_seqs=4),
+            "scheduler_config": SimpleNamespace(max_num_seqs=4, scheduler_cls=None),
             "speculative_config": None,
             "kv_transfer_config": None,
             **changes,
@@ -116,8 +119,12 @@ class Engine:
 
 class Answer(NamedTuple):
     status: int
-    kind: str
+    headers: dict[str, str]
     text: str
+
+    @property
+    def kind(self) -> str:
+        return self.headers["content-type"]
 
     def json(self) -> Any:
         return json.loads(self.text)
@@ -126,8 +133,13 @@ class Answer(NamedTuple):
 class Vllm:
     """An API process that has loaded the plugin, without a socket."""
 
-    def __init__(self, app: Starlette) -> None:
+    def __init__(self, app: Starlette, plugin: SessionsPlugin) -> None:
         self._app = app
+        self.plugin = plugin
+
+    @property
+    def sessions(self) -> Sessions:
+        return self.plugin._ready()
 
     async def get(self, path: str) -> Answer:
         return await self._ask("GET", path, b"")
@@ -163,9 +175,10 @@ class Vllm:
 
         await self._app(scope, receive, send)
         if leaves_after is not None:
-            return Answer(0, "", "")
+            return Answer(0, {}, "")
         text = b"".join(message.get("body", b"") for message in sent).decode()
-        return Answer(sent[0]["status"], dict(sent[0]["headers"])[b"content-type"].decode(), text)
+        headers = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+        return Answer(sent[0]["status"], headers, text)
 
 
 @pytest.fixture
@@ -193,12 +206,28 @@ async def vllm(monkeypatch: pytest.MonkeyPatch, engine: Engine) -> Vllm:
     plugin.attach_router(app)
     app.state.openai_serving_models = MODELS
     await plugin.init_state(engine, app.state, None)
-    return Vllm(app)
+    return Vllm(app, plugin)
 
 
 def turn(**fields: Any) -> dict[str, Any]:
     sampling = {"max_tokens": 2, **fields.pop("sampling", {})}
     return {"session": "s", "held": 0, "prompt": [1, 2, 3], "sampling": sampling, **fields}
+
+
+async def test_every_answer_names_the_server_and_the_size_of_its_cache(vllm: Vllm) -> None:
+    answers = [await vllm.get(PATH), await vllm.post(PATH, turn()), await vllm.get("/nowhere")]
+    (value,) = {answer.headers["x-slipring-replica"] for answer in answers}
+    name, _, tokens = value.partition(";")
+    assert (len(name), tokens) == (8, "kv_tokens=1600")
+    assert answering_replica({HEADER: value}, [HEADER]) == (name, 1600)
+
+
+@pytest.mark.parametrize("parallel", [{"data_parallel_size": 2}, {"_api_process_count": 2}])
+def test_a_server_with_several_caches_or_processes_has_no_name(parallel: dict[str, int]) -> None:
+    replica = Replica()
+    several = SimpleNamespace(**{"data_parallel_size": 1, "_api_process_count": 1, **parallel})
+    replica.describe(config(parallel_config=several))
+    assert not replica.value
 
 
 async def test_turns_of_a_session_are_inputs_of_one_request(vllm: Vllm, engine: Engine) -> None:
@@ -250,7 +279,10 @@ async def test_a_context_that_is_not_the_expected_one_is_left_alone(vllm: Vllm) 
 
 
 async def test_there_are_as_many_sessions_as_half_of_the_requests(vllm: Vllm) -> None:
-    limits = {"most_sessions": 2, "most_tokens": 600, "refused": "", "whole": ""}
+    engine = {"vllm": "0.32.0", "drafts": "", "data_parallel_ranks": 1, "api_processes": 1}
+    engine |= {"transfers_kv": False, "has_state": False, "scheduler": ""}
+    engine |= {"kv_tokens": 1600, "most_requests": 4, "longest_request": 1000}
+    limits = {"most_sessions": 2, "most_tokens": 600, "refused": "", "whole": "", "engine": engine}
     assert (await vllm.get(PATH)).json() == {**limits, "sessions": 0, "tokens": 0}
     statuses = [(await vllm.post(PATH, turn(session=name))).status for name in "abc"]
     assert statuses == [200, 200, 400]
@@ -321,12 +353,16 @@ async def test_an_idle_session_ends(vllm: Vllm, engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"speculative_config": object()}, "speculative decoding"),
+        ({"speculative_config": SimpleNamespace(method="eagle3")}, "speculative decoding (eagle3)"),
+        (
+            {"scheduler_config": SimpleNamespace(max_num_seqs=4, scheduler_cls="my.Scheduler")},
+            "another scheduler (my.Scheduler)",
+        ),
         ({"kv_transfer_config": object()}, "KV transfer"),
-        ({"parallel_config": SimpleNamespace(data_parallel_size=2)}, "data parallelism"),
+        ({"parallel_config": SimpleNamespace(data_parallel_size=2)}, "data parallelism (2 ranks)"),
         (
             {"parallel_config": SimpleNamespace(data_parallel_size=1, _api_process_count=2)},
-            "several API processes",
+            "several API processes (2)",
         ),
         (
             {"model_config": SimpleNamespace(max_model_len=1000, is_hybrid=True, has_inner_state=True)},
@@ -339,21 +375,16 @@ async def test_an_idle_session_ends(vllm: Vllm, engine: Engine) -> None:
     ],
 )
 def test_where_sessions_are_not_right_there_are_none(changes: dict[str, Any], why: str) -> None:
-    limits = limits_of(config(**changes), "0.32.0")
+    limits = limits_of(EngineFacts.of(config(**changes), "0.32.0"))
     assert (limits.sessions, limits.tokens) == (0, 0)
     assert why in limits.refused
 
 
-@pytest.mark.parametrize(
-    ("share", "tokens"),
-    [("", 8000), ("0.8", 12_800), ("1", 15_000), ("0", 8000), ("1.1", 8000), ("half", 8000), ("nan", 8000)],
-)
-def test_the_operator_of_vllm_decides_how_much_sessions_may_hold(
-    share: str, tokens: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SLIPRING_SESSIONS_SHARE", share)
-    changes = {"cache_config": SimpleNamespace(num_gpu_blocks=1000, block_size=16)}
-    assert limits_of(config(**changes), "0.32.0").tokens == tokens
+@pytest.mark.parametrize(("version", "is_right"), [("0.26.0", False), ("0.32.1", True), ("0.33.0", False)])
+def test_drafted_tokens_are_right_where_it_was_tested(version: str, is_right: bool) -> None:
+    drafting = SimpleNamespace(method="ngram")
+    limits = limits_of(EngineFacts.of(config(speculative_config=drafting), version))
+    assert (limits.sessions > 0) is is_right
 
 
 @pytest.mark.parametrize(
@@ -364,13 +395,13 @@ def test_the_operator_of_vllm_decides_how_much_sessions_may_hold(
     ],
 )
 def test_versions_that_lose_track_of_sessions_have_none(version: str, is_right: bool) -> None:
-    limits = limits_of(config(), version)
+    limits = limits_of(EngineFacts.of(config(), version))
     assert (limits.sessions > 0) is is_right
     assert (f"vLLM {version}" in limits.refused) is not is_right
 
 
 async def test_settings_of_a_turn_are_refused_where_they_were_not_tested() -> None:
-    limits = limits_of(config(), "0.33.0")
+    limits = limits_of(EngineFacts.of(config(), "0.33.0"))
     assert limits.sessions
     sessions = Sessions(limits, lambda turn, inputs: None)
     own = Sampling(max_tokens=1, seed=1, logprobs=0)
@@ -425,6 +456,26 @@ async def test_a_session_ends_with_the_request_of_a_client_that_leaves(
     assert (await vllm.post(PATH, turn())).status == 200
 
 
+async def test_a_turn_may_begin_before_the_request_for_the_last_has_returned(
+    vllm: Vllm, engine: Engine
+) -> None:
+    """Its client has the whole answer, and sends the next turn at once."""
+    sessions = vllm.sessions
+    asked = Turn("s", 0, [1, 2, 3], Sampling(2))
+    session = sessions.begin(asked, vllm.plugin._make_input)
+    events = answered(sessions, session, asked)
+    while await anext(events) != b"data: [DONE]\n\n":
+        continue
+    again = Turn("s", 4, [7], Sampling(2))
+    assert sessions.begin(again, vllm.plugin._make_input) is session
+    await events.aclose()
+    sessions.abandon(session, 1)
+    assert len(sessions) == 1
+    told = [event async for event in answered(sessions, session, again)]
+    assert told[-1] == b"data: [DONE]\n\n"
+    assert not engine.ended.is_set()
+
+
 async def test_a_session_that_is_ended_before_its_turn_is_answered_is_not_run() -> None:
     closed = asyncio.Event()
 
@@ -444,7 +495,7 @@ async def test_a_session_that_is_ended_before_its_turn_is_answered_is_not_run() 
     # The generator is closed by a task that has not run yet; the answer leaves it alone.
     assert b"has ended" in b"".join([event async for event in events])
     again = sessions.begin(turn, lambda turn: turn)
-    sessions.abandon(session)  # not the new one with its name
+    sessions.abandon(session, 1)  # not the new one with its name
     assert len(sessions) == 1
-    sessions.abandon(again)
+    sessions.abandon(again, 1)
     assert not len(sessions)

@@ -26,9 +26,11 @@ from slipring.engines.remote.http_failures import (
     RedirectedElsewhere,
     Unreachable,
     Unreadable,
-    failures,
+    failure_of,
 )
 
+Answered = Callable[[Mapping[str, str]], None]
+"""Called with the headers of an answer, whose names are in lower case."""
 _BLOCK = 100_000
 """Bytes per write: large enough for few writes, small enough for allocators to reuse."""
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -140,34 +142,46 @@ class HttpClient:
         await self.close()
 
     async def query(
-        self, path: str, pieces: Sequence[bytes] | None = None, timeout_s: float = _QUERY_TIMEOUT_S
+        self,
+        path: str,
+        pieces: Sequence[bytes] | None = None,
+        timeout_s: float = _QUERY_TIMEOUT_S,
+        headers: Mapping[str, str] | None = None,
     ) -> Any:
         """``fetch`` and decode the JSON answer."""
-        content = await self.fetch(path, pieces, timeout_s)
+        content = await self.fetch(path, pieces, timeout_s, headers)
         try:
             return msgspec.json.decode(repaired(content))
         except (msgspec.DecodeError, UnicodeError) as error:
             raise Unreadable("the answer is not JSON") from error
 
     async def fetch(
-        self, path: str, pieces: Sequence[bytes] | None = None, timeout_s: float = _QUERY_TIMEOUT_S
+        self,
+        path: str,
+        pieces: Sequence[bytes] | None = None,
+        timeout_s: float = _QUERY_TIMEOUT_S,
+        headers: Mapping[str, str] | None = None,
     ) -> bytes:
         """GET a path, or POST a JSON body to it, and return the body of the answer.
 
         Only for requests that may be repeated: a server may close a kept connection just when it is used
         again, so a request whose connection breaks is sent once more.
         """
-        with failures():
+        try:
             async with asyncio.timeout(timeout_s):
                 try:
-                    return await self._fetch(path, pieces)
+                    return await self._fetch(path, pieces, headers)
                 except ConnectionError:
                     if self._loop is None:  # closed
                         raise
-                    return await self._fetch(path, pieces)
+                    return await self._fetch(path, pieces, headers)
+        except FAILURES as error:
+            raise failure_of(error) from error
 
-    async def _fetch(self, path: str, pieces: Sequence[bytes] | None) -> bytes:
-        answer = await self._ask(path, pieces)
+    async def _fetch(
+        self, path: str, pieces: Sequence[bytes] | None, headers: Mapping[str, str] | None
+    ) -> bytes:
+        answer = await self._ask(path, pieces, headers)
         try:
             if answer.status // 100 != 2:
                 raise await _bad_status(answer)
@@ -201,10 +215,12 @@ class HttpClient:
 
     async def status(self, path: str) -> int:
         """GET a path and return the status, whatever the body."""
-        with failures():
+        try:
             answer = await self._ask(path, None)
             answer.release()
             return answer.status
+        except FAILURES as error:
+            raise failure_of(error) from error
 
     async def stream(
         self,
@@ -214,18 +230,24 @@ class HttpClient:
         consumer: Consumer[bytes],
         *,
         idle_s: Patience,
+        answered: Answered | None = None,
     ) -> None:
         """POST a body and give the server-sent events that answer it to ``consumer``, until the stream ends
         or the consumer has enough. Cancelling it cancels the request.
 
-        ``idle_s`` bounds the silence between two reads, not before the first.
+        ``idle_s`` bounds the silence between two reads, not before the first. ``answered`` is called with the
+        headers of an answer that is no failure, before ``consumer`` is.
         """
-        with failures():
+        try:
             answer = await self._ask(path, pieces, headers)
             if answer.status // 100 != 2:
                 raise await _bad_status(answer)
+        except FAILURES as error:
+            raise failure_of(error) from error
         is_read = False
         try:
+            if answered is not None:
+                answered(answer.headers)
             if (whole := await _whole(answer)) is not None:
                 await _take(consumer, whole)
                 return
@@ -327,8 +349,10 @@ async def _whole(answer: Answer) -> list[bytes] | None:
         raise Unreadable("a web page instead of an answer")
     if kind != "application/json" and not kind.endswith("+json"):
         return None
-    with failures():
+    try:
         whole = (await _read(answer, LONGEST_EVENT)).removeprefix(BOM)
+    except FAILURES as error:
+        raise failure_of(error) from error
     answer.release()
     # Some servers stream events under the type of a document.
     return Payloads().take(whole + b"\n") if whole.startswith((b"data:", b"event:", b":")) else [whole]

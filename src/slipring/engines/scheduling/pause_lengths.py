@@ -22,6 +22,7 @@ _PRIOR_MEAN = math.log(2.0)
 _PRIOR_VARIANCE = 2.25
 _LEAST_S = 0.01
 _SHORTEST_SIGMA = 0.1
+_MOST_SILENT = 256
 _SILENCE_SIGMAS = 3.0
 """A pause that is longer than the mean by so many standard deviations has probably no end."""
 _GRID = [-3.0 + 0.25 * step for step in range(29)]
@@ -41,7 +42,7 @@ def kind_of(tenant: str, tools: Iterable[str]) -> Kind:
 class PauseLength:
     """The distribution of one kind of pause."""
 
-    __slots__ = ("_mean", "_open", "_returned", "_square", "_weight")
+    __slots__ = ("_mean", "_open", "_returned", "_silent", "_square", "_weight")
 
     def __init__(self) -> None:
         self._weight = _PRIOR_WEIGHT
@@ -52,6 +53,8 @@ class PauseLength:
         """The share of pauses that ended with another turn."""
         self._open: dict[Hashable, float] = {}
         """When the pauses began that may still end with another turn, by their loops; the longest first."""
+        self._silent: OrderedDict[Hashable, None] = OrderedDict()
+        """Loops whose pauses have lasted too long, the latest of them."""
 
     def begin(self, loop: Hashable, now: float) -> None:
         """A loop pauses."""
@@ -59,13 +62,16 @@ class PauseLength:
 
     def end(self, loop: Hashable, seconds: float) -> None:
         """A pause has ended with another turn of its loop."""
-        if self._open.pop(loop, None) is None:  # it was taken for one without an end
+        self._open.pop(loop, None)
+        if loop in self._silent:
+            del self._silent[loop]
             self._returned = min(self._returned + 1.0 / self._weight, 1.0)
         self.observe(seconds)
 
     def forget(self, loop: Hashable) -> None:
-        """A pause is not waited for any longer, and nothing is known of its end."""
+        """Nothing will be known of the end of a pause."""
         self._open.pop(loop, None)
+        self._silent.pop(loop, None)
 
     def review(self, now: float) -> None:
         """Count pauses that have lasted for too long as pauses without an end: many clients never say that a
@@ -76,6 +82,9 @@ class PauseLength:
             if now - began_at < silence_s:
                 return
             self.observe_end(loop)
+            self._silent[loop] = None
+            if len(self._silent) > _MOST_SILENT:
+                self._silent.popitem(last=False)
 
     def observe(self, seconds: float) -> None:
         """Learn from the length of a pause."""
@@ -89,6 +98,7 @@ class PauseLength:
 
     def observe_end(self, loop: Hashable) -> None:
         """A pause has no end: its loop has ended."""
+        self._silent.pop(loop, None)
         if self._open.pop(loop, None) is None:  # which is known already
             return
         self._weight = min(self._weight + 1.0, _MEMORY)

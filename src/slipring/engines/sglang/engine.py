@@ -25,10 +25,11 @@ from slipring.engines.tokens.model_files import ModelInfo, read_tokenizer
 from slipring.engines.tokens.server_constraints import is_newer
 from slipring.engines.tokens.session_server import (
     Mismatch,
+    Offer,
     SessionServer,
     SessionServerOptions,
 )
-from slipring.engines.tokens.sessions import Addressed, Protocol, Sessions
+from slipring.engines.tokens.sessions import Addressed, Protocol
 from slipring.engines.tokens.token_answer import Piece, PieceParser
 from slipring.engines.tokens.token_server import (
     Fault,
@@ -68,9 +69,8 @@ class SglangEngine(SessionServer):
     async def start(self) -> None:
         await super().start()
         info = await self._server_info()
-        self.sessions = self._open_sessions(info)
         if info.get("enable_session_radix_cache") is True:
-            self.chain_ends = ChainEnds(self._close_session)
+            self.chain_ends = ChainEnds(self._close_chain)
 
     def distrust_sessions(self) -> None:
         log.error("SGLang's session holds another context than it was sent; sessions are not used any more")
@@ -145,25 +145,20 @@ class SglangEngine(SessionServer):
         expected = sent.total if session else None
         return Request("/generate", pieces, headers, partial(_Parser, self, expected))
 
-    def _open_sessions(self, info: dict[str, Any]) -> Sessions | None:
-        """Where sessions are kept; None if there are none at this server."""
-        options = self.options
-        if options.sessions == "off" or not options.max_sessions:
-            return None
-        if options.sessions == "auto" and not _has_sessions(info):
-            return None
+    async def offered_sessions(self) -> Offer:
+        info = await self._server_info()
+        if self.options.sessions == "auto" and (missing := _missing_sessions(info)):
+            return missing
         running, tokens = _capacity(info)
-        most = options.max_sessions if running is None else min(options.max_sessions, max(running // 2, 1))
-        return Sessions(
-            Protocol("SGLang", self._open_session, self._close_session, keeps_last=True),
-            most=most,
-            # What sessions hold cannot be evicted by the server: half of its cache stays for all else.
-            most_tokens=None if tokens is None else tokens // 2,
-            idle_s=options.session_idle_s,
-            is_scheduled=self.schedule is not None,
+        # What sessions hold cannot be evicted by the server: half of its cache stays for all else.
+        return Offer(
+            None if running is None else max(running // 2, 1), None if tokens is None else tokens // 2
         )
 
-    async def _open_session(self, session_id: str) -> None:
+    def session_protocol(self) -> Protocol:
+        return Protocol("SGLang", self._open_session, self._close_session, keeps_last=True)
+
+    async def _open_session(self, session_id: str, route: str) -> None:
         # The capacity is a field of old, which must be there and has no effect.
         asked = {
             "session_id": session_id,
@@ -171,15 +166,19 @@ class SglangEngine(SessionServer):
             "timeout": self.options.session_idle_s,
             "capacity_of_str_len": 0,
         }
-        await self._post("/open_session", wire.encode(asked))
+        await self._post("/open_session", wire.encode(asked), route)
 
-    async def _close_session(self, session_id: str) -> None:
-        await self._post("/close_session", wire.encode({"session_id": session_id}))
+    async def _close_session(self, session_id: str, route: str) -> None:
+        await self._post("/close_session", wire.encode({"session_id": session_id}), route)
 
-    async def _post(self, path: str, body: bytes) -> None:
-        """POST, whether or not JSON answers it."""
+    async def _close_chain(self, key: str) -> None:
+        await self._close_session(key, key)
+
+    async def _post(self, path: str, body: bytes, route: str) -> None:
+        """POST to the replica of a chain, whether or not JSON answers it."""
         try:
-            await self._upstream.client.query(path, [body])
+            headers = self._upstream.route_headers(route)
+            await self._upstream.client.query(path, [body], headers=headers)
         except Unreadable:
             return
 
@@ -222,10 +221,25 @@ class SglangEngine(SessionServer):
         return ""
 
 
-def _has_sessions(info: dict[str, Any]) -> bool:
-    """Whether a server takes streaming sessions. One with several data-parallel ranks does not say which of
-    them has a session."""
-    return info.get("enable_streaming_session") is True and info.get("dp_size") in (None, 1)
+def _missing_sessions(info: dict[str, Any]) -> Offer | None:
+    """Why a server has no sessions that can be used; None if it has."""
+    if info.get("enable_streaming_session") is not True:
+        return Offer(refused="the server has none; start it with --enable-streaming-session")
+    ranks, processes = info.get("dp_size"), info.get("tokenizer_worker_num")
+    reasons = {
+        # The server does not say which rank has a session.
+        f"data parallelism ({ranks} ranks)": ranks not in (None, 1),
+        f"several API processes ({processes})": processes not in (None, 1),
+        f"speculative decoding ({info.get('speculative_algorithm')})": bool(
+            info.get("speculative_algorithm")
+        ),
+        "KV transfer": info.get("disaggregation_mode") not in (None, "null"),
+        "a model with state beside its KV cache": info.get("uses_mamba_radix_cache") is True,
+    }
+    found = [name for name, holds in reasons.items() if holds]
+    if not found:
+        return None
+    return Offer(refused=f"they are not known to be right with {', '.join(found)}", is_fault=True)
 
 
 def _capacity(info: dict[str, Any]) -> tuple[int | None, int | None]:

@@ -41,6 +41,10 @@ class ChainEnds:
         number = id(held)
         return {number: weakref.ref(held, lambda _: self._dropped(key, number))}
 
+    def forget(self, key: str) -> None:
+        """Tell nothing of the chain with this key any more."""
+        self._watched.pop(key, None)
+
     async def close(self) -> None:
         """Tell the end of every chain, as far as the server answers."""
         for key in list(self._watched):

@@ -8,13 +8,12 @@ vLLM drops the last id that a turn has emitted, because it was never computed. S
 holds the ids of its prompts and all but the last of those that were emitted. A turn says how many ids it
 expects to be held, and is refused if there are more or fewer.
 
-Needs nothing of slipring but this module, ``session_scheduler`` and ``session_turns``, and nothing beyond
-what vLLM installs.
+Needs nothing of slipring but this module, ``replica_header``, ``session_scheduler`` and ``session_turns``,
+and nothing beyond what vLLM installs.
 """
 
 import asyncio
 import logging
-import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any
@@ -25,15 +24,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from slipring.engines.vllm.session_scheduler import PLUGIN, fault_of, missing_of
+from slipring.engines.vllm.replica_header import Replica, ReplicaHeader
+from slipring.engines.vllm.session_scheduler import PLUGIN, fault_of, is_drafting_right, missing_of
 
 log = logging.getLogger("vllm.slipring")
 
 PATH = "/v1/slipring/sessions"
 """Below ``/v1``, where vLLM asks for its key."""
-SHARE = "SLIPRING_SESSIONS_SHARE"
-"""The variable with the share of the KV cache that sessions may hold."""
-_SHARE = 0.5
 _LONGEST_IDLE_S = 86_400.0
 _OWN = ("seed", "logit_bias", "logprobs", "structured_outputs")
 _LEAST_LOGPROB = -9999.0
@@ -110,6 +107,9 @@ class Session:
         self.idle_s = idle_s
         self.held = 0
         """Ids that the engine holds, or will hold when the running turn has been prefilled."""
+        self.turns = 0
+        """How many turns have begun. The next may begin before the request for the last has returned, which
+        has sent all of its answer: it must leave that turn alone."""
         self.is_busy = True
         """A turn has begun, and not ended."""
         self.is_answered = False
@@ -158,6 +158,7 @@ class Sessions:
         if session is None:
             session = self._opened(turn)
         session.is_busy = True
+        session.turns += 1
         session.held += len(turn.prompt)
         if session.expiry is not None:
             session.expiry.cancel()
@@ -190,9 +191,10 @@ class Sessions:
         session.is_busy = session.is_answered = False
         self._expire_later(session)
 
-    def abandon(self, session: Session) -> None:
-        """End a session whose turn has begun, if no request answers that turn any more."""
-        if session.is_busy and self._open.get(session.id) is session:
+    def abandon(self, session: Session, turn: int) -> None:
+        """End a session in which the turn with this number has begun and not ended: no request answers it any
+        more."""
+        if session.is_busy and session.turns == turn and self._open.get(session.id) is session:
             session.is_answered = False
             self.end(session.id)
 
@@ -216,46 +218,76 @@ class Sessions:
         return True
 
 
-def limits_of(config: Any, version: str) -> Limits:
-    """What sessions may take of an engine of this version with this ``VllmConfig``: at most half of its
-    requests, their share of its KV cache, and only what the longest request leaves. Nothing where a session
-    is not known to be right."""
-    parallel, cache, model = config.parallel_config, config.cache_config, config.model_config
-    reasons = {
-        "speculative decoding": config.speculative_config is not None,
-        "data parallelism": parallel.data_parallel_size > 1,
-        "several API processes": getattr(parallel, "_api_process_count", 1) > 1,
-        "KV transfer": config.kv_transfer_config is not None,
-        "a model with state beside its KV cache": model.is_hybrid or model.has_inner_state,
-    }
-    found = [name for name, holds in reasons.items() if holds]
-    if fault := fault_of(version):
-        found.append(fault)
-    tokens = (cache.num_gpu_blocks or 0) * cache.block_size
-    most = max(min(int(tokens * _share()), tokens - model.max_model_len), 0)
-    if not most:
-        found.append("a KV cache that holds no more than one request of the greatest length")
-    if found:
-        refused = f"no sessions are opened, because of {', '.join(found)}"
+class EngineFacts(Struct, frozen=True):
+    """What decides whether sessions are right, of an engine's ``VllmConfig``."""
+
+    vllm: str
+    """The version."""
+    drafts: str
+    """How it drafts tokens (speculative decoding); empty if it does not."""
+    data_parallel_ranks: int
+    api_processes: int
+    transfers_kv: bool
+    has_state: bool
+    """Whether the model has state beside its KV cache, as those with Mamba layers have."""
+    scheduler: str
+    """A scheduler that is not vLLM's own; empty if it is."""
+    kv_tokens: int
+    most_requests: int
+    longest_request: int
+
+    @classmethod
+    def of(cls, config: Any, version: str) -> "EngineFacts":
+        parallel, cache, model = config.parallel_config, config.cache_config, config.model_config
+        drafting, scheduling = config.speculative_config, config.scheduler_config
+        return cls(
+            vllm=version,
+            drafts="" if drafting is None else str(drafting.method),
+            data_parallel_ranks=parallel.data_parallel_size,
+            api_processes=getattr(parallel, "_api_process_count", 1),
+            transfers_kv=config.kv_transfer_config is not None,
+            has_state=bool(model.is_hybrid or model.has_inner_state),
+            scheduler="" if scheduling.scheduler_cls is None else str(scheduling.scheduler_cls),
+            kv_tokens=(cache.num_gpu_blocks or 0) * cache.block_size,
+            most_requests=scheduling.max_num_seqs,
+            longest_request=model.max_model_len,
+        )
+
+    def faults(self) -> list[str]:
+        """Why sessions are not known to be right, each in a few words."""
+        is_drafting_wrong = bool(self.drafts) and not is_drafting_right(self.drafts, self.vllm)
+        reasons = {
+            f"speculative decoding ({self.drafts})": is_drafting_wrong,
+            f"data parallelism ({self.data_parallel_ranks} ranks)": self.data_parallel_ranks > 1,
+            f"several API processes ({self.api_processes})": self.api_processes > 1,
+            "KV transfer": self.transfers_kv,
+            "a model with state beside its KV cache": self.has_state,
+            f"another scheduler ({self.scheduler})": bool(self.scheduler),
+        }
+        found = [name for name, holds in reasons.items() if holds]
+        if fault := fault_of(self.vllm):
+            found.append(fault)
+        if not self.spare_tokens:
+            found.append("a KV cache that holds no more than one request of the greatest length")
+        return found
+
+    @property
+    def spare_tokens(self) -> int:
+        """At most half of the KV cache, and only what the longest request leaves."""
+        return max(min(self.kv_tokens // 2, self.kv_tokens - self.longest_request), 0)
+
+
+def limits_of(facts: EngineFacts) -> Limits:
+    """What sessions may take of an engine: at most half of its requests and of its KV cache. Nothing where a
+    session is not known to be right."""
+    if faults := facts.faults():
+        refused = f"no sessions are opened, because of {', '.join(faults)}"
         log.warning("%s", refused)
         return Limits(0, 0, refused)
-    whole = missing_of(version) or ""
+    whole = missing_of(facts.vllm) or ""
     if whole:
         log.warning("turns with strict tools, formats, seeds or log probabilities have no session: %s", whole)
-    return Limits(max(config.scheduler_config.max_num_seqs // 2, 1), most, whole=whole)
-
-
-def _share() -> float:
-    """The share of the KV cache for sessions, as the operator of vLLM wants it."""
-    text = os.environ.get(SHARE, "")
-    try:
-        share = float(text) if text else _SHARE
-    except ValueError:
-        share = -1.0
-    if not 0.0 < share <= 1.0:
-        log.warning("%s must be a number above 0 and at most 1, not '%s'; it is %s", SHARE, text, _SHARE)
-        return _SHARE
-    return share
+    return Limits(max(facts.most_requests // 2, 1), facts.spare_tokens, whole=whole)
 
 
 class SessionsPlugin:
@@ -266,9 +298,12 @@ class SessionsPlugin:
 
     def __init__(self) -> None:
         self._sessions: Sessions | None = None
+        self._replica = Replica()
         self._make_input: Callable[[Turn], Any]
+        self._facts: EngineFacts
 
     def attach_router(self, app: Any) -> None:
+        app.add_middleware(ReplicaHeader, replica=self._replica)
         app.router.routes += [
             Route(PATH, self._status, methods=["GET"]),
             Route(PATH, self._run, methods=["POST"]),
@@ -312,8 +347,10 @@ class SessionsPlugin:
                 raise TurnRefused(404, f"There is no model {name}.")
             return found
 
+        self._replica.describe(engine_client.vllm_config)
         self._make_input = make_input
-        self._sessions = Sessions(limits_of(engine_client.vllm_config, vllm.__version__), generate)
+        self._facts = EngineFacts.of(engine_client.vllm_config, vllm.__version__)
+        self._sessions = Sessions(limits_of(self._facts), generate)
 
     async def _status(self, request: Request) -> Response:
         sessions = self._ready()
@@ -326,6 +363,7 @@ class SessionsPlugin:
                 "tokens": sessions.held_tokens,
                 "refused": limits.refused,
                 "whole": limits.whole,
+                "engine": msgspec.structs.asdict(self._facts),
             }
         )
 
@@ -356,7 +394,7 @@ class _Answer(StreamingResponse):
     sent; then nothing but garbage collection would close the generator of events, some time."""
 
     def __init__(self, sessions: Sessions, session: Session, turn: Turn) -> None:
-        self._sessions, self._session = sessions, session
+        self._sessions, self._session, self._turn = sessions, session, session.turns
         self._events = answered(sessions, session, turn)
         super().__init__(self._events, media_type="text/event-stream")
 
@@ -365,13 +403,13 @@ class _Answer(StreamingResponse):
             await super().__call__(scope, receive, send)
         finally:
             await self._events.aclose()
-            self._sessions.abandon(self._session)
+            self._sessions.abandon(self._session, self._turn)
 
 
 async def answered(sessions: Sessions, session: Session, turn: Turn) -> AsyncGenerator[bytes, None]:
     """The events of a turn, in the form of a streamed completion. A turn that does not end regularly, or
     whose client leaves, ends its session."""
-    emitted, reason = 0, None
+    emitted, reason, number = 0, None, session.turns
     if not sessions.answer(session):
         yield _event(error={"message": "The session has ended.", "code": 404})
         return
@@ -411,7 +449,7 @@ async def answered(sessions: Sessions, session: Session, turn: Turn) -> AsyncGen
         code = 400 if isinstance(error, ValueError) else 500
         yield _event(error={"message": str(error) or type(error).__name__, "code": code})
     finally:
-        if session.is_busy:
+        if session.is_busy and session.turns == number:
             sessions.end(session.id)
             async with aclosing(session.outputs):
                 pass
