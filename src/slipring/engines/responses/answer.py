@@ -31,7 +31,7 @@ from slipring.core.generation import (
     UpstreamItemStarted,
 )
 from slipring.engines.remote.answer_reader import token_count
-from slipring.engines.responses import faults
+from slipring.engines.responses import reported_errors
 from slipring.engines.responses.context import without_id
 from slipring.engines.responses.events import Event, EventLogprob, EventTokenLogprobs, OtherEvent
 from slipring.protocol import events, items, wire
@@ -216,7 +216,7 @@ class ResponsesAnswer:
     def take(self, event: Event) -> list[Delta]:
         """Return the deltas that an event makes. Raises the error that it reports."""
         if event.type == "error":
-            raise faults.from_error_event(event)
+            raise reported_errors.from_error_event(event)
         reader = self._readers.get(event.type)
         if reader is None:
             kind = _EVENTS.get(event.type)
@@ -488,7 +488,7 @@ class ResponsesAnswer:
         return []
 
     def _failed(self, event: Event) -> list[Delta]:
-        raise faults.from_failed_response(bytes(event.response))
+        raise reported_errors.from_failed_response(bytes(event.response))
 
     def _finished(
         self, response: _Response, reason: Literal["stop", "max_output_tokens", "content_filter"]

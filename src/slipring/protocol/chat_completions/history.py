@@ -15,7 +15,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType, structs
 from slipring.base.errors import InvalidRequest, UnsupportedParameter, quoted
 from slipring.protocol import wire
 from slipring.protocol.chat_completions.answer import CalledCustomTool, CalledFunction
-from slipring.protocol.chat_completions.places import (
+from slipring.protocol.chat_completions.error_paths import (
     CALL,
     CUSTOM_CALL,
     LEGACY_CALL,
@@ -25,7 +25,7 @@ from slipring.protocol.chat_completions.places import (
     Fields,
     Place,
 )
-from slipring.protocol.endpoints.pieces import NOTHING_KNOWN, Known, Piece
+from slipring.protocol.endpoints.resent_messages import NOTHING_KNOWN, Known, Piece
 from slipring.protocol.items import MOST_ITEMS, MOST_PARTS, numbered_call
 
 _API = b"chat "
