@@ -60,33 +60,14 @@ _HOSTED = frozenset(
 )
 """Items of tools that a server runs. They pass through if the upstream is to run these tools."""
 _USED = frozenset({"message", "reasoning", *_CALLS, *_CLIENT_CALLS, *_HOSTED})
+_PASSED = tuple(
+    f"response.{item}"
+    for item in ("mcp_", "web_search_", "file_search_", "code_interpreter_", "image_generation_")
+)
 _EVENTS: dict[str, type[events.CallEvent]] = {
-    str(kind.__struct_config__.tag): kind
-    for kind in (
-        events.McpListToolsInProgress,
-        events.McpListToolsCompleted,
-        events.McpListToolsFailed,
-        events.McpCallInProgress,
-        events.McpCallArgumentsDelta,
-        events.McpCallArgumentsDone,
-        events.McpCallCompleted,
-        events.McpCallFailed,
-        events.WebSearchCallInProgress,
-        events.WebSearchCallSearching,
-        events.WebSearchCallCompleted,
-        events.FileSearchCallInProgress,
-        events.FileSearchCallSearching,
-        events.FileSearchCallCompleted,
-        events.CodeInterpreterCallInProgress,
-        events.CodeInterpreterCallCodeDelta,
-        events.CodeInterpreterCallCodeDone,
-        events.CodeInterpreterCallInterpreting,
-        events.CodeInterpreterCallCompleted,
-        events.ImageGenerationCallInProgress,
-        events.ImageGenerationCallGenerating,
-        events.ImageGenerationCallPartialImage,
-        events.ImageGenerationCallCompleted,
-    )
+    tag: kind
+    for kind in events.CallEvent.__subclasses__()
+    if (tag := str(kind.__struct_config__.tag)).startswith(_PASSED)
 }
 """The events about items that pass through."""
 _COMMON = frozenset(events.CallEvent.__struct_fields__)
