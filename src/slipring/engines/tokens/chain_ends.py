@@ -6,9 +6,8 @@ import weakref
 from collections.abc import Awaitable, Callable
 
 from slipring.base.errors import ApiError
-from slipring.core.chain.state import ResponseState
 from slipring.engines.remote.http_failures import HttpFailure
-from slipring.prompts.rendering import Body, Rendered
+from slipring.prompts.rendering import Rendered
 
 log = logging.getLogger("slipring")
 
@@ -23,7 +22,7 @@ class ChainEnds:
 
     def __init__(self, tell: Callable[[str], Awaitable[None]]) -> None:
         self._tell = tell
-        self._watched: dict[str, dict[int, weakref.ref[Body | ResponseState]]] = {}
+        self._watched: dict[str, dict[int, weakref.ref[object]]] = {}
         self._telling: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
 
@@ -31,13 +30,11 @@ class ChainEnds:
         """Add a position to the chain with this key."""
         self._watched.setdefault(key, {}).update(self._reference(key, position.body))
 
-    def watch_only(self, key: str, held: Rendered | ResponseState) -> None:
-        """The chain ends with this position or state, whatever was watched of it before."""
-        self._watched[key] = self._reference(key, held.body if isinstance(held, Rendered) else held)
+    def watch_only(self, key: str, held: object) -> None:
+        """The chain ends with this object, whatever was watched of it before."""
+        self._watched[key] = self._reference(key, held)
 
-    def _reference(
-        self, key: str, held: Body | ResponseState
-    ) -> dict[int, weakref.ref[Body | ResponseState]]:
+    def _reference(self, key: str, held: object) -> dict[int, weakref.ref[object]]:
         number = id(held)
         return {number: weakref.ref(held, lambda _: self._dropped(key, number))}
 

@@ -14,7 +14,6 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 from msgspec import Struct
 
 from slipring.base.errors import ApiError, ServerError, StartupError
-from slipring.core.chain.state import ResponseState
 from slipring.core.generation import (
     ANY_ID,
     Capabilities,
@@ -437,7 +436,7 @@ class TokenServer(RemoteEngine):
             raise Unended
 
 
-def _gone_at_end(job: Job, position: Rendered) -> Rendered | ResponseState:
+def _gone_at_end(job: Job, position: Rendered) -> object:
     """What is gone when the loop of a job has ended, whose answer leads to ``position``.
 
     A chain that is not stored is continued by ids while its connection has it, or while it is kept for a
@@ -446,7 +445,7 @@ def _gone_at_end(job: Job, position: Rendered) -> Rendered | ResponseState:
     """
     parent = job.parent
     if parent is None or job.recognised or parent.response.store:
-        return position
+        return position.body
     return parent
 
 
