@@ -6,11 +6,15 @@ from collections.abc import Iterable
 from slipring.core.chain.head import Head
 from slipring.core.generation import Job
 from slipring.protocol.items import Item
+from slipring.protocol.pictures import Picture
 
 _BYTES_PER_TOKEN = 4
 _CHARACTERS_PER_TOKEN = 4
 _IMAGE_BYTES = 4 * 1500
 """An image takes about 1500 tokens of a context, however many bytes its data has."""
+_TOKEN_PIXELS = 28 * 28
+_MOST_PICTURE_TOKENS = 4096
+"""Models scale larger pictures down."""
 _DATA = re.compile(rb'"data:[^"]*"')
 
 
@@ -28,6 +32,12 @@ def estimated_context_tokens(head: Head | None, items: Iterable[Item]) -> int:
     """The tokens of a part of a context, which begins with ``head`` unless that is None."""
     size = len(bytes(head.instructions_json)) + len(head.tools.raw) if head is not None else 0
     return (size + _bytes(items)) // _BYTES_PER_TOKEN
+
+
+def estimated_picture_tokens(picture: Picture) -> int:
+    """The tokens of a picture: one for each square of 28 × 28 pixels, as for Qwen's models. Others need more
+    or less; only an engine knows."""
+    return min(-(-picture.width * picture.height // _TOKEN_PIXELS), _MOST_PICTURE_TOKENS)
 
 
 def estimated_text_tokens(characters: int) -> int:

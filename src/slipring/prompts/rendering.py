@@ -194,9 +194,7 @@ class Rendered(Struct, frozen=True, eq=False):
             body = body.then(step.ids[:left], None)
         return Rendered(self.writer, self.preface, body)
 
-    def then(
-        self, ids: Iterable[int], tail: object, pictures: Iterable[PlacedPicture] = ()
-    ) -> "Rendered":
+    def then(self, ids: Iterable[int], tail: object, pictures: Iterable[PlacedPicture] = ()) -> "Rendered":
         """Return this context with ``ids`` appended."""
         return Rendered(self.writer, self.preface, self.body.then(ids, tail, pictures))
 

@@ -18,7 +18,7 @@ from msgspec import Raw, Struct, msgpack, structs
 
 from slipring.core.chain.head import Head
 from slipring.prompts import shared_ids
-from slipring.prompts.rendering import EncodedIds, PlacedPicture, Preface, Rendered, empty
+from slipring.prompts.rendering import Body, EncodedIds, PlacedPicture, Preface, Rendered, empty
 from slipring.prompts.shared_ids import Piece
 from slipring.prompts.templates.template_renderer import Tail
 from slipring.protocol.requests import TextFormat
@@ -207,17 +207,20 @@ def _append(addition: _Addition, parent: Rendered | None, head: Head) -> Rendere
         if zlib.crc32(theirs) != addition.checksum:
             return None
         earlier = shared_ids.joined(addition.shared, theirs)
+    return Rendered(addition.writer, preface, _with_steps(body, addition, earlier, addition.last))
+
+
+def _with_steps(body: Body, addition: _Addition, earlier: bytes, last: bytes) -> Body:
+    """A body with the steps of an addition."""
     pictures = addition.pictures if isinstance(addition, _Pictured) else []
-    first_ids, last_ids = _unpack_ids(earlier), _unpack_ids(addition.last)
-    if any(not 0 <= picture.at < len(first_ids) + len(last_ids) for picture in pictures):
-        return None
+    first_ids, last_ids = _unpack_ids(earlier), _unpack_ids(last)
     if earlier:
         body = body.then(first_ids, None, [each for each in pictures if each.at < len(first_ids)])
     late = [each for each in pictures if each.at >= len(first_ids)]
     if isinstance(addition, _Pictured):
         body = body.counted(addition.total - len(last_ids) - sum(each.tokens for each in late))
     placed = [structs.replace(each, at=each.at - len(first_ids)) for each in late]
-    return Rendered(addition.writer, preface, body.then(last_ids, addition.tail, placed))
+    return body.then(last_ids, addition.tail, placed)
 
 
 def _unpack_preface(packed: _Preface, head: Head) -> Preface:

@@ -47,13 +47,14 @@ async def render(job: Job, renderer: Renderer, context: int, tokenizing: Tokeniz
             )
             if shortened is not None:
                 return shortened
-    if rendering is None or total >= context:
+    if rendering is None or rendering.prompt.id_count >= context:  # what pictures take, the engine counts
         raise ContextLengthExceeded(total, context, is_exact=rendering is not None)
     return rendering
 
 
-def accepted(job: Job, renderer: Renderer, rendering: Rendering) -> Accepted:
-    """What is known of a job when it is rendered."""
+def accepted(job: Job, renderer: Renderer, rendering: Rendering, resent: str | None = None) -> Accepted:
+    """What is known of a job when it is rendered. ``resent``: why its context is sent to the engine in
+    another form than its new ids, or all its ids."""
     sent = rendering.prompt if job.generate else rendering.context
     withheld: tuple[str, ...] = ()
     if ranges := renderer.withheld_thoughts(rendering.prompt):
@@ -64,7 +65,9 @@ def accepted(job: Job, renderer: Renderer, rendering: Rendering) -> Accepted:
             for number, item in numbered
             if item.id is not None and any(first <= number < end for first, end in ranges)
         )
-    return Accepted(rendering.new_tokens, rendering.fallback, rendering.dropped_items, sent.total, withheld)
+    fallback = rendering.fallback or resent
+    counted = None if sent.body.pictures else sent.total
+    return Accepted(rendering.new_tokens, fallback, rendering.dropped_items, counted, withheld)
 
 
 async def foresee(

@@ -16,7 +16,7 @@ from slipring.base.errors import InvalidRequest
 from slipring.core.chain.head import Head
 from slipring.prompts.parsing.call_writer import Call, answer_pieces
 from slipring.prompts.parsing.output_format import OutputFormat
-from slipring.prompts.templates.picture_forms import PictureForm, Role, mark, written_content
+from slipring.prompts.templates.picture_forms import PictureForm, Role, picture_mark, written_content
 from slipring.prompts.templates.template_values import YieldingList, to_json
 from slipring.prompts.tool_definitions import describe, describe_format, describe_found, flat_name
 from slipring.protocol.items import (
@@ -217,7 +217,8 @@ class MessageBuilder:
         numbers = iter(range(len(self.pictures), len(self.pictures) + len(found)))
         self.pictures += found
         return "".join(
-            mark(next(numbers)) if isinstance(part, InputImage) else plain_text([part]) for part in content
+            picture_mark(next(numbers)) if isinstance(part, InputImage) else plain_text([part])
+            for part in content
         )
 
     def _add_message(self, message: Message, text: str) -> None:

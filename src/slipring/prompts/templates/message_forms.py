@@ -11,7 +11,7 @@ from itertools import groupby
 from msgspec import Struct, structs
 
 from slipring.prompts.templates.chat_messages import ChatCall, ChatMessage
-from slipring.prompts.templates.picture_forms import MOVED, Role, has_marks, moved_marks
+from slipring.prompts.templates.picture_forms import MOVED, PICTURE_ROLES, Role, has_marks, moved_marks
 
 Write = Callable[[Sequence[ChatMessage]], str | None]
 """Writes messages with a template; None if the template refuses them."""
@@ -43,7 +43,7 @@ class MessageForms(Struct, frozen=True, kw_only=True):
     """A user message after outputs, without an answer between them."""
     reply: str = ""
     """The text of the answer that is put between them otherwise."""
-    pictured: tuple[Role, ...] = ("system", "user", "tool")
+    pictured: tuple[Role, ...] = PICTURE_ROLES
     """The roles of messages that may have pictures."""
 
     def adapt(self, messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:

@@ -16,6 +16,8 @@ from slipring.prompts.templates.template_values import YieldingList
 _MARK = re.compile("\ufdd0([0-9]{1,6})\ufdd1")
 """Between two noncharacters, which no text has that is meant for others."""
 Role = Literal["system", "user", "assistant", "tool"]
+PICTURE_ROLES: tuple[Role, ...] = ("user", "tool", "system")
+"""Of messages that clients put pictures into."""
 MOVED = "Pictures of the message above:\n"
 """What precedes pictures that were moved to a message of the user."""
 
@@ -42,7 +44,7 @@ INLINE = PictureForm()
 """Marks stay in the text, for an engine that is sent text with marks of its own."""
 
 
-def mark(number: int) -> str:
+def picture_mark(number: int) -> str:
     """What stands for a picture in the text of a message."""
     return f"\ufdd0{number}\ufdd1"
 
@@ -72,7 +74,7 @@ def written_content(content: str, text: Callable[[str], str], form: PictureForm 
     pieces: Sequence[str | int] = list(split_marks(content))
     if form.part is None:
         return "".join(
-            text(piece) if isinstance(piece, str) else form.text or mark(piece) for piece in pieces
+            text(piece) if isinstance(piece, str) else form.text or picture_mark(piece) for piece in pieces
         )
     return YieldingList(
         {"type": "text", "text": text(piece)} if isinstance(piece, str) else {**form.part} for piece in pieces

@@ -25,7 +25,7 @@ from slipring.prompts.templates.chat_template import NO_VARIABLES, ChatTemplate,
 from slipring.prompts.templates.detection.format_detection import detect_format
 from slipring.prompts.templates.detection.text_comparison import common_prefix
 from slipring.prompts.templates.message_forms import ACCEPTS_ALL, MessageForms, find_forms
-from slipring.prompts.templates.picture_forms import PictureForm, Role, mark
+from slipring.prompts.templates.picture_forms import PICTURE_ROLES, PictureForm, Role, picture_mark
 from slipring.prompts.templates.stand_ins import (
     ALL_PLACEHOLDERS,
     ANSWERED,
@@ -169,12 +169,12 @@ class ProbedTemplate:
     def _find_picture_form(self, forms: Sequence[PictureForm]) -> PictureForm | None:
         """The first form in which the template writes a picture of the user, with all roles in which it does;
         None if there is none."""
-        plain, roles = self._form, ("user", "tool", "system")
+        plain = self._form
         for form in forms:
             fields = structs.replace(plain.fields, picture=form)
             self._form = structs.replace(plain, fields=fields)
             written: dict[Role, int | str] = {}
-            for role in roles:
+            for role in PICTURE_ROLES:
                 found = self._written_picture(role)
                 if found is not None and found == written.get("user", found):
                     written[role] = found
@@ -192,19 +192,21 @@ class ProbedTemplate:
         token; None if it writes nothing that can be found, or not the texts beside it."""
         question, called, output = CALLED
         before, after = "((before it))", "((after it))"
-        texts = [before + mark(0) + after, before + after]
-        if role == "tool":
-            conversations = [(question, called, structs.replace(output, content=text)) for text in texts]
-        else:
-            conversations = [(ChatMessage(role=role, content=text), question) for text in texts]
-        if role == "user":
-            conversations = [conversation[:1] for conversation in conversations]
-        shown, plain = (self._written(conversation) for conversation in conversations)
+
+        def written(text: str) -> str | None:
+            if role == "tool":
+                return self._written([question, called, structs.replace(output, content=text)])
+            message = ChatMessage(role=role, content=text)
+            return self._written([message] if role == "user" else [message, question])
+
+        shown, plain = written(before + picture_mark(0) + after), written(before + after)
         if shown is None or plain is None or before not in shown or after not in shown:
             return None
-        if shown.count(mark(0)) == 1:
-            return mark(0)
-        ids, others = ([each for each in self._finder.split(text) if isinstance(each, int)] for text in (shown, plain))
+        if shown.count(picture_mark(0)) == 1:
+            return picture_mark(0)
+        ids, others = (
+            [each for each in self._finder.split(text) if isinstance(each, int)] for text in (shown, plain)
+        )
         added = (id for id in ids if ids.count(id) == others.count(id) + 1)
         return next(added, None)
 

@@ -142,9 +142,7 @@ class Draft:
             raise InvalidRequest("The model's template does not write the pictures of this conversation.")
         placed: list[PlacedPicture] = []
         for at, picture in zip(places, pictures, strict=True):
-            tokens = estimated_picture_tokens(picture)
-            encoder.spend(tokens)
-            placed.append(PlacedPicture(at, picture.digest, tokens))
+            placed.append(PlacedPicture(at, picture.digest, estimated_picture_tokens(picture)))
             if form.id is None:
                 ids[at] = picture_id(picture.digest)
         return ids, placed
