@@ -25,6 +25,8 @@ _SPLIT = (
 """How Qwen2 splits text into words."""
 _BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
 _NORMAL, _USER_DEFINED = 1, 4
+_PICTURE = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>")
+_SIDE, _PATCH = 32, 8
 _END = "<|im_end|>"
 
 
@@ -46,9 +48,15 @@ LARGE = Shape(28, 3584, 18_944, 28, 4)
 """As many as Qwen2.5-7B has."""
 
 
-def write_vocabulary(directory: Path, context: int, template: str = "hermes", shape: Shape = TINY) -> None:
+def write_vocabulary(
+    directory: Path,
+    context: int,
+    template: str = "hermes",
+    shape: Shape = TINY,
+    further: tuple[str, ...] = (),
+) -> None:
     """Write the tokenizer and the configuration of a model for vLLM. ``weights.py`` writes the rest.
-    ``template``: one of those of the tests."""
+    ``template``: one of those of the tests. ``further``: more control tokens."""
     directory.mkdir(parents=True, exist_ok=True)
     metadata = qwen2_metadata()
     kinds = metadata["tokenizer.ggml.token_type"]
@@ -57,10 +65,10 @@ def write_vocabulary(directory: Path, context: int, template: str = "hermes", sh
     ]
     added = [
         {
-            **{"id": len(words) + number, "content": content, "special": content in CHATML_CONTROL},
+            **{"id": len(words) + number, "content": content, "special": content not in _VISIBLE},
             **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False),
         }
-        for number, content in enumerate((*CHATML_CONTROL, *_VISIBLE))
+        for number, content in enumerate((*CHATML_CONTROL, *_VISIBLE, *further))
     ]
     ids = {each["content"]: each["id"] for each in added}
     split = {"type": "Split", "pattern": {"Regex": _SPLIT}, "behavior": "Isolated", "invert": False}
@@ -95,6 +103,44 @@ def write_vocabulary(directory: Path, context: int, template: str = "hermes", sh
         ("generation_config.json", {"eos_token_id": ids[_END]}),
     ):
         (directory / name).write_text(json.dumps(content, ensure_ascii=False))
+
+
+def write_seeing_vocabulary(directory: Path, context: int) -> None:
+    """The same for a model that sees, of LLaVA's form: a picture takes 16 tokens, whatever its size."""
+    write_vocabulary(directory, context, "../seeing/qwen_vl", further=_PICTURE)
+    text = json.loads((directory / "config.json").read_text())
+    image = _PICTURE[1]
+    tokenizer = json.loads((directory / "tokenizer.json").read_text())
+    ids = {each["content"]: each["id"] for each in tokenizer["added_tokens"]}
+    config = {
+        **{"architectures": ["LlavaForConditionalGeneration"], "model_type": "llava"},
+        **{"torch_dtype": text["torch_dtype"], "image_token_index": ids[image]},
+        **{"projector_hidden_act": "gelu", "multimodal_projector_bias": True, "tie_word_embeddings": False},
+        **{"vision_feature_layer": -1, "vision_feature_select_strategy": "default"},
+        "text_config": text,
+        "vision_config": {
+            **{"model_type": "clip_vision_model", "hidden_size": TINY.width, "intermediate_size": TINY.width},
+            **{"num_hidden_layers": 1, "num_attention_heads": 1, "projection_dim": TINY.width},
+            **{"image_size": _SIDE, "patch_size": _PATCH, "hidden_act": "gelu"},
+        },
+    }
+    size = {"height": _SIDE, "width": _SIDE}
+    processing = {
+        **{"image_processor_type": "CLIPImageProcessor", "processor_class": "LlavaProcessor"},
+        **{"do_resize": True, "size": size, "do_center_crop": False, "crop_size": size, "resample": 2},
+        **{"do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True, "do_convert_rgb": True},
+        **{"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]},
+    }
+    processor = {
+        **{"processor_class": "LlavaProcessor", "patch_size": _PATCH, "image_token": image},
+        **{"vision_feature_select_strategy": "default", "num_additional_image_tokens": 1},
+    }
+    for name, content in (
+        ("config.json", config),
+        ("preprocessor_config.json", processing),
+        ("processor_config.json", processor),
+    ):
+        (directory / name).write_text(json.dumps(content))
 
 
 def template_text(name: str) -> str:

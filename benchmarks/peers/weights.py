@@ -23,9 +23,40 @@ _SHARPNESS = 3.0
 _NEVER = -1e4
 
 
+def vision_weights(config: dict[str, int], width: int) -> dict[str, torch.Tensor]:
+    """The weights of a model's eyes: CLIP, and the projection to vectors of ``width`` elements."""
+    size, squares = config["hidden_size"], (config["image_size"] // config["patch_size"]) ** 2
+    tower, middle = "vision_tower.vision_model", config["intermediate_size"]
+    weights = {
+        f"{tower}.embeddings.class_embedding": torch.randn(size),
+        f"{tower}.embeddings.patch_embedding.weight": torch.randn(
+            size, 3, config["patch_size"], config["patch_size"]
+        ),
+        f"{tower}.embeddings.position_embedding.weight": torch.randn(squares + 1, size),
+    }
+    shapes = {
+        **{f"{tower}.{name}": (size,) for name in ("pre_layrnorm", "post_layernorm")},
+        **{f"multi_modal_projector.linear_{number}": (width, size) for number in (1, 2)},
+    }
+    for number in range(config["num_hidden_layers"]):
+        layer = f"{tower}.encoder.layers.{number}"
+        shapes |= {f"{layer}.self_attn.{name}_proj": (size, size) for name in ("q", "k", "v", "out")}
+        shapes |= {f"{layer}.mlp.fc1": (middle, size), f"{layer}.mlp.fc2": (size, middle)}
+        shapes |= {f"{layer}.layer_norm{which}": (size,) for which in (1, 2)}
+    for name, shape in shapes.items():
+        is_norm = len(shape) == 1
+        weights[f"{name}.weight"] = torch.ones(size) if is_norm else torch.randn(shape) / math.sqrt(size)
+        weights[f"{name}.bias"] = torch.zeros(shape[0])
+    last = "multi_modal_projector.linear_2"
+    weights[f"{last}.weight"][0] = 0.0
+    weights[f"{last}.bias"][0] = BIAS  # as in the embeddings of tokens
+    return weights
+
+
 def main() -> None:
     directory = Path(sys.argv[1])
-    config = json.loads((directory / "config.json").read_text())
+    whole = json.loads((directory / "config.json").read_text())
+    config = whole.get("text_config", whole)
     added = json.loads((directory / "tokenizer.json").read_text())["added_tokens"]
     device = "cuda" if torch.cuda.is_available() else "cpu"
     kind = getattr(torch, config["torch_dtype"])
@@ -67,6 +98,9 @@ def main() -> None:
             weights[f"{layer}.self_attn.{name}_proj.bias"] = torch.zeros(size)
         for name in ("input_layernorm", "post_attention_layernorm"):
             weights[f"{layer}.{name}.weight"] = torch.ones(width)
+    if "vision_config" in whole:
+        weights = {f"language_model.{name}": each for name, each in weights.items()}
+        weights |= vision_weights(whole["vision_config"], width)
     unfinished = directory / "unfinished.safetensors"
     written = {name: each.to(kind).cpu().contiguous() for name, each in weights.items()}
     save_file(written, unfinished, metadata={"format": "pt"})

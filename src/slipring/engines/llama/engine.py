@@ -29,8 +29,15 @@ from slipring.engines.llama.slots import SlotRequest, Slots, common_tokens
 from slipring.engines.remote.admission_and_retries import JobQueue
 from slipring.engines.remote.answer_reader import CutOff
 from slipring.engines.sharing import Borrowed, Host, Share
-from slipring.engines.tokens.job_rendering import accepted, count, foresee, position_of, prefetch, render
-from slipring.engines.tokens.picture_data import data_urls
+from slipring.engines.tokens.job_rendering import (
+    accepted,
+    count,
+    data_urls,
+    foresee,
+    position_of,
+    prefetch,
+    render,
+)
 from slipring.observation import live
 from slipring.prompts.rendering import Rendered, Rendering
 from slipring.protocol.image_headers import MediaType

@@ -10,6 +10,7 @@ from slipring.prompts import foreseen_context
 from slipring.prompts.foreseen_context import Foreseen
 from slipring.prompts.rendering import CannotAppend, Rendered, Renderer, Rendering
 from slipring.prompts.tokenization.token_budget import TokenBudget, TooManyTokens
+from slipring.protocol.pictures import image_parts, pictures
 
 _AT_ONCE_BYTES = 8192
 """Texts up to this size are tokenized on the event loop: digits, the slowest text, take 15 ms."""
@@ -68,6 +69,16 @@ def accepted(job: Job, renderer: Renderer, rendering: Rendering, resent: str | N
     fallback = rendering.fallback or resent
     counted = None if sent.body.pictures else sent.total
     return Accepted(rendering.new_tokens, fallback, rendering.dropped_items, counted, withheld)
+
+
+def data_urls(job: Job, sent: Rendered) -> list[str]:
+    """The data URLs of the pictures in ``sent``, the context of a job, in their order. Walks all items."""
+    urls: dict[str, str] = {}
+    for item in job.context():
+        for picture, (_, part) in zip(pictures(item), image_parts(item), strict=True):
+            assert part.image_url is not None, "engines see pictures with their data only"
+            urls[picture.digest] = part.image_url
+    return [urls[digest] for digest in sent.digests()]
 
 
 async def foresee(
