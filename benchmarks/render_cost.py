@@ -34,7 +34,7 @@ from slipring.core.limits import Limits
 from slipring.core.ports import NO_BETAS, Ports
 from slipring.core.session import preparation
 from slipring.core.session.session_state import SessionState
-from slipring.core.turn import endings
+from slipring.core.turn import delivery, endings
 from slipring.core.turn.stages import Stages
 from slipring.core.turn.turn import Asked, Bound, Turn
 from slipring.prompts.rendering import Rendered
@@ -115,7 +115,7 @@ def chain(renderer: TemplateRenderer, tokens: int) -> ResponseState:
     while True:
         turn, job = begun(items, state)
         position = renderer.render(job).context
-        turn.accept([Finished("stop", position.total, 0, 0, position=position)])
+        delivery.accept(turn, [Finished("stop", position.total, 0, 0, position=position)])
         state = endings.finish(turn, now=0.0)[1].state
         assert state is not None
         if position.total >= tokens:

@@ -42,7 +42,7 @@ from render_cost import begun, exchange, item
 
 from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Finished
-from slipring.core.turn import endings
+from slipring.core.turn import delivery, endings
 from slipring.prompts.rendering import Rendering
 from slipring.prompts.rendering_codec import RenderingCodec
 from slipring.prompts.templates.template_renderer import TemplateRenderer
@@ -307,7 +307,7 @@ def rendered_chain(renderer: TemplateRenderer) -> Iterator[ResponseState]:
     for number in range(LENGTHS[-1]):
         turn, job = begun(items, state, f"resp_{number + 1}")
         position = renderer.render(job).context
-        turn.accept([Finished("stop", position.total, 0, 0, position=position)])
+        delivery.accept(turn, [Finished("stop", position.total, 0, 0, position=position)])
         state = endings.finish(turn, now=time.time())[1].state
         assert state is not None
         yield state

@@ -23,6 +23,7 @@ from slipring.core.session import actions
 from slipring.core.session.actions import Action, Work
 from slipring.engines.catalog import Catalog, open_engine
 from slipring.engines.chat import options as chat
+from slipring.engines.hub.named_models import full_name
 from slipring.engines.llama.models import locate, name_of
 from slipring.engines.llama.options import LlamaOptions, read_options
 from slipring.engines.options import reference
@@ -160,7 +161,7 @@ def test_commands_exist(where: str, command: str) -> None:
         if arguments.command != "serve":
             return
         arguments.config = None  # the file of an example need not be here
-        kind, _, rest = from_namespace(arguments, environ).engine.partition(":")
+        kind, _, rest = full_name(from_namespace(arguments, environ).engine).partition(":")
         if kind in READERS:
             READERS[kind](rest)
         else:

@@ -35,7 +35,7 @@ WRITERS = {
     ("turn", "planned"): "core/session/turn_program.py",
     ("turn", "ended"): "core/session/turn_program.py",
     ("turn", "wait"): "core/session/turns.py",
-    ("stop", "asked"): "core/turn/turn.py",
+    ("stop", "asked"): "core/turn/stages.py",
     ("_stop", "asked"): "core/turn/compaction.py",
 }
 """Attributes that another object sets, by the names of their owner and of themselves."""
@@ -113,7 +113,7 @@ def test_the_lists_of_the_rule_name_what_there_is() -> None:
 def test_the_rule_finds_a_foreign_assignment() -> None:
     for source in (
         "turn.ended = None",
-        "turn.finished, x = None, 1",
+        "turn.progress.finished, x = None, 1",
         "work.turn.wait = y",
         "turn.planned.steps.is_last = True",
         "turn.stages.send_s += 1",

@@ -122,7 +122,7 @@ MUTANTS = (
     _mutant(
         "late deltas are accepted",
         "connections",
-        (f"{_CORE}/turn/turn.py", "            if self.wait is not work:\n", "            if False:\n"),
+        (f"{_CORE}/turn/delivery.py", "        if turn.wait is not work:\n", "        if False:\n"),
     ),
     _mutant(
         "late results of hosted calls are accepted",

@@ -23,15 +23,15 @@ def ask(value: bool | None) -> CreateRequest:
 
 
 @pytest.mark.parametrize("request_", [CreateRequest(), ask(None), ask(False)])
-def test_without_padding_send_itself_is_returned(request_: CreateRequest) -> None:
-    sent_events: list[list[Event]] = []
-    assert padded_send(request_, sent_events.append) == sent_events.append
+def test_only_requests_that_ask_for_padding_get_it(request_: CreateRequest) -> None:
+    assert not request_.is_padded
+    assert ask(True).is_padded
 
 
 @pytest.mark.parametrize("text", ["", "a", "é\n", "x" * 31, "x" * 100])
 def test_a_delta_is_padded_and_otherwise_unchanged(text: str) -> None:
     sent_events: list[Event] = []
-    padded_send(ask(True), sent_events.extend)([delta(text)])
+    padded_send(sent_events.extend)([delta(text)])
     sent = json.loads(wire.encode(sent_events[0]))
     padding = sent.pop("obfuscation")
     assert sent == json.loads(wire.encode(delta(text)))
@@ -41,7 +41,7 @@ def test_a_delta_is_padded_and_otherwise_unchanged(text: str) -> None:
 def test_other_events_are_not_padded() -> None:
     done = RefusalDone(sequence_number=1, output_index=0, item_id="m", content_index=0, refusal="no")
     sent_events: list[Event] = []
-    padded_send(ask(True), sent_events.extend)([done])
+    padded_send(sent_events.extend)([done])
     assert sent_events == [done]
 
 

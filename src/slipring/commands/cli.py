@@ -1,5 +1,5 @@
-"""The command line: ``slipring serve``, ``inspect``, ``chat``, ``top``, ``launch``, ``keys``,
-``openapi`` and ``bench``.
+"""The command line: ``slipring serve``, ``inspect``, ``models``, ``chat``, ``top``,
+``launch``, ``keys``, ``openapi`` and ``bench``.
 
 Parses the arguments, runs the command, and reports every expected failure as one line on standard error, with
 a non-zero exit code. What only one command needs is imported when that command runs: most of the time that a
@@ -32,7 +32,7 @@ INTERRUPTED = 130
 
 ENGINES = {
     "llama": (
-        "a GGUF model in llama.cpp; without a path, the packaged SmolLM2",
+        "a GGUF model in llama.cpp: a file, or ORG/REPO[:QUANTIZATION] of a hub; else the packaged SmolLM2",
         "llama:/models/qwen3-8b.gguf",
     ),
     "vllm": ("a vLLM server", "vllm:http://127.0.0.1:8001,tokenizer=/models/qwen3-8b"),
@@ -151,6 +151,13 @@ def build_parser() -> argparse.ArgumentParser:
         " its weights. Exit code 1: the model would not work.",
     )
     look.defer(_flags_of("inspection.command"))
+    models = commands.add_parser(
+        "models",
+        help="list the models of a hub that are on this machine",
+        description="List the GGUF models in the cache of the model hub, as 'slipring serve --model' takes"
+        " them. 'serve' fetches those that are not there.",
+    )
+    models.defer(_flags_of("models"))
     _add_clients(commands)
     manage = commands.add_parser(
         "keys",
@@ -292,6 +299,12 @@ def _inspect(arguments: argparse.Namespace) -> int:
         return inspect(arguments)
 
 
+def _list_models(arguments: argparse.Namespace) -> int:
+    from slipring.commands.models import list_models
+
+    return list_models(arguments)
+
+
 def _chat(arguments: argparse.Namespace) -> int:
     from slipring.commands.chat.options import from_namespace
     from slipring.commands.chat.run import chat
@@ -351,6 +364,7 @@ def _measure(arguments: argparse.Namespace) -> int:
 _COMMANDS = {
     "serve": _serve,
     "inspect": _inspect,
+    "models": _list_models,
     "chat": _chat,
     "launch": _launch,
     "top": _watch,

@@ -11,6 +11,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from slipring import __version__
@@ -19,6 +20,8 @@ from slipring.base.progress import ProgressLine
 from slipring.base.standard_streams import discard_output
 from slipring.commands.client_environment import DEFAULT_URL, named_url
 from slipring.config.settings import Config
+from slipring.engines.hub.model_hub import ModelHub
+from slipring.engines.hub.named_models import model_of_flag, opened_name
 from slipring.server.process.runtime import loop_factory, set_up_logging
 from slipring.server.process.shutdown import IGNORED_SIGNALS, block_stop_signals, ignore
 from slipring.server.process.supervisor import Supervisor, engine_names, refuse_private_store
@@ -38,6 +41,7 @@ def serve(config: Config) -> int:
         whose = f"tenants {', '.join(config.record_tenant)}" if config.record_tenant else "all tenants"
         log.warning("recording the content of all turns of %s in %s", whose, config.record)
     _warn_of_ignored(config)
+    config = _with_opened_names(config)
     if config.workers > 1:
         refuse_private_store(config)
         serving = _supervise(Supervisor(config))
@@ -63,6 +67,17 @@ def _warn_of_ignored(config: Config) -> None:
     given = {"engine": config.engine != Config().engine, "model": bool(config.model)}
     if config.models and (ignored := [name for name, is_given in given.items() if is_given]):
         log.warning("ignored: %s, because the file has a [models] table", " and ".join(ignored))
+
+
+def _with_opened_names(config: Config) -> Config:
+    """Fetch the models that the hub has, and put their paths in place of their names. Raises
+    ``StartupError``."""
+    hub = ModelHub()
+    entries = tuple(replace(each, engine=opened_name(each.engine, hub)) for each in config.models)
+    engine, names = model_of_flag(config.engine, config.model)
+    if entries:
+        return replace(config, models=entries)
+    return replace(config, engine=opened_name(engine, hub), model=names)
 
 
 async def _serve(server: "Server") -> None:

@@ -173,7 +173,8 @@ class Config:
     model: tuple[str, ...] = _setting(
         (),
         "name of the engine's first model in the API, in place of its own; several are names of"
-        " the same model",
+        " the same model; ORG/REPO[:QUANTIZATION] is also the GGUF model that is fetched from the model hub,"
+        " if the engine is llama and names none",
         metavar="NAME",
     )
     api_key: tuple[str, ...] = _setting(

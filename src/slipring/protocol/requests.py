@@ -207,6 +207,11 @@ class CreateRequest(Struct, dict=True):
         return None
 
     @property
+    def is_padded(self) -> bool:
+        """Whether the client asks for delta events of a fixed size."""
+        return self.stream_options is not None and self.stream_options.include_obfuscation is True
+
+    @property
     def warms_up(self) -> bool:
         """Whether the engine only prepares the context: ``generate: false``, or the ``prewarm`` option."""
         options = self.prompt_cache_options

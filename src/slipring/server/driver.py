@@ -51,6 +51,7 @@ from slipring.core.session.actions import (
     Work,
 )
 from slipring.core.session.session import Session
+from slipring.core.turn.delivery import Deliver
 from slipring.core.turn.turn import Joined, Turn
 from slipring.engines.constraints import custom_inputs, stop_sequences
 from slipring.protocol.events import Event
@@ -392,7 +393,7 @@ class Driver:
     async def _inspect(self, inspect: Inspect) -> None:
         """Have safety checks inspect texts, and tell the session what they say."""
         verdicts = await inspections.inspect(self.service.inspector, inspect.inspection, self.session.tenant)
-        send = padding.padded_send(inspect.turn.asked.request, self.sink.send)
+        send = self._send_of(inspect.turn)
         for action in self.session.turns.inspected(inspect, verdicts, now()):
             if isinstance(action, Send):
                 send(action.events)
@@ -476,15 +477,27 @@ class Driver:
         self._require_allowed(job)
         engine = self.service.catalog.engine_of(job.model)
         await self.service.prefills.end_for(job)
-        await custom_inputs.generate(engine, job, stop_sequences.watched(job, self._emitter(work)))
+        emit = self._emitter(work)
+        if job.settings.stop:
+            emit = stop_sequences.watched(job, emit)
+        if job.offer.tools:
+            emit = custom_inputs.checked(engine.compiler, job, emit)
+        await engine.generate(job, emit)
 
     def _emitter(self, work: Generate) -> Emit:
         """What takes the deltas of a turn's job: their events are delivered to its client."""
         turn, emitter = work.turn, self.session.turns.emitter
+        deliver: Deliver = self.sink.deliver
         if turn.is_watched:
-            send = padding.padded_send(turn.asked.request, self.sink.send)
-            return emitter(work, partial(self._deliver_watched, turn, send))
-        return emitter(work, padding.padded_send(turn.asked.request, self.sink.deliver))
+            deliver = partial(self._deliver_watched, turn, self._send_of(turn))
+        elif turn.asked.request.is_padded:
+            deliver = padding.padded_send(deliver)
+        return emitter(work, deliver)
+
+    def _send_of(self, turn: Turn) -> Callable[[list[Event]], None]:
+        """Sends events of a turn, without waiting for its client."""
+        send = self.sink.send
+        return padding.padded_send(send) if turn.asked.request.is_padded else send
 
     def _deliver_watched(
         self, turn: Turn, send: Callable[[list[Event]], None], events: list[Event]

@@ -12,19 +12,14 @@ from msgspec import structs
 
 from slipring.protocol import wire
 from slipring.protocol.events import PADDED, Event
-from slipring.protocol.requests import CreateRequest
 
 STEP = 32
 """Bytes; a token is rarely longer."""
 Sent = TypeVar("Sent")
 
 
-def padded_send(request: CreateRequest, send: Callable[[list[Event]], Sent]) -> Callable[[list[Event]], Sent]:
-    """A function that pads delta events and passes them to ``send``; ``send`` itself if the request did not
-    ask for padding."""
-    options = request.stream_options
-    if options is None or options.include_obfuscation is not True:
-        return send
+def padded_send(send: Callable[[list[Event]], Sent]) -> Callable[[list[Event]], Sent]:
+    """A function that pads delta events and passes them to ``send``."""
     return lambda events: send([_padded(event) for event in events])
 
 

@@ -12,10 +12,10 @@ from itertools import chain
 from msgspec import structs
 
 from slipring.base.errors import Unavailable
+from slipring.core.byte_ledger import ChainLedger
 from slipring.core.chain import item_ids
 from slipring.core.chain.head import Head
 from slipring.core.chain.item_ids import Place
-from slipring.core.chain.retention import Retention
 from slipring.core.chain.state import Positions, ResponseState
 from slipring.core.checks.verdicts import NodeVerdicts
 from slipring.core.tenant_entries import TenantEntries
@@ -137,7 +137,7 @@ class RecentStates(TenantEntries[str, ResponseState]):
 
     def __init__(self, limit_bytes: int) -> None:
         super().__init__(limit_bytes)
-        self._retention: Retention[ResponseState] = Retention()
+        self._retention: ChainLedger[ResponseState] = ChainLedger()
 
     def find(self, tenant: str, response_id: str) -> ResponseState | None:
         return self._find(tenant, response_id)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from slipring.core.chain.retention import Retention
+from slipring.core.byte_ledger import ChainLedger
 from slipring.core.chain.state import ResponseState
 from slipring.core.chain.state_cache import ConnectionCache, NoCache, Scope, SharedScopes
 from tests.core.connection import line, node
@@ -260,7 +260,7 @@ def test_tenants_have_one_scope_each():
 
 
 def test_a_state_held_twice_must_be_released_twice():
-    retention = Retention()
+    retention = ChainLedger()
     state = node("a")
     assert retention.hold(state) == SIZE
     assert retention.hold(state) == 0
@@ -269,7 +269,7 @@ def test_a_state_held_twice_must_be_released_twice():
 
 
 def test_weighing_a_state_tells_what_holding_it_would_add():
-    retention = Retention()
+    retention = ChainLedger()
     root = node("root")
     child = node("child", root)
     assert retention.weigh(child) == child.size_bytes + root.size_bytes
@@ -280,12 +280,12 @@ def test_weighing_a_state_tells_what_holding_it_would_add():
 
 def test_a_state_that_is_not_held_cannot_be_released():
     with pytest.raises(KeyError):
-        Retention[ResponseState]().release(node("a"))
+        ChainLedger[ResponseState]().release(node("a"))
 
 
 def test_holding_a_child_of_a_held_node_takes_one_step():
     """Otherwise each turn would walk the whole conversation."""
-    retention = Retention()
+    retention = ChainLedger()
     root = node("root")
     retention.hold(root)
     child = node("child", root)

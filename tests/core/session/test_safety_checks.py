@@ -377,9 +377,9 @@ def test_a_cut_answer_ends_where_it_is_and_the_chain_goes_on(mode: Mode):
     connection.generate(Text("g" * 300 + ". "))
     connection.inspect()
     connection.generate(Text("bad " * 60 + ". "))
-    assert turn.stop.asked is False
+    assert turn.progress.stop.asked is False
     connection.inspect()
-    assert turn.stop.asked is True
+    assert turn.progress.stop.asked is True
     assert connection.generate(Text("more")) == []
     sent = connection.finish(reason="steered", position="of everything")
     assert types(sent)[-1] == "incomplete"

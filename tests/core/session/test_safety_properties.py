@@ -70,7 +70,7 @@ class Safety(RuleBasedStateMachine):
         """Words of texts that the check failed on, so that they are inspected again whenever they are sent;
         and of answers that were cut after they had been released."""
         self.has_failed = False
-        """Whether the check has failed on a text."""
+        """Whether verdicts may be missing: the check has failed on a text, or an engine within an answer."""
         self.made: list[tuple[Connection, str | None, str]] = []
 
     @initialize(check=CHECKS, watches=st.booleans(), scope=st.sampled_from(["new", "all"]))
@@ -182,7 +182,7 @@ class Safety(RuleBasedStateMachine):
                     (Thought if kind == "thought" else Text)(words[i : i + 7])
                     for i in range(0, len(words), 7)
                 ]
-        if ends or not deltas or turn.stop.asked:
+        if ends or not deltas or turn.progress.stop.asked:
             connection.finish(*deltas, lane=turn.asked.lane)
         else:
             connection.generate(*deltas, lane=turn.asked.lane)
@@ -248,6 +248,7 @@ class Safety(RuleBasedStateMachine):
     def fail(self, pick):
         running = [(c, turn) for c in self.connections for turn in c.starts]
         connection, turn = running[pick % len(running)]
+        self.has_failed = True
         connection.fail(turn.asked.lane)
         self._look()
 

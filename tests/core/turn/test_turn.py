@@ -7,7 +7,7 @@ import pytest
 from slipring.base.errors import ServerError
 from slipring.core.generation import Accepted, Finished, Text
 from slipring.core.ports import Betas
-from slipring.core.turn import endings
+from slipring.core.turn import delivery, endings
 from slipring.core.turn.turn import Turn
 from slipring.protocol.events import OutputItemDone
 from tests.core.connection import PLAIN, Connection, mcp, message, only_error, types
@@ -41,7 +41,7 @@ def test_a_response_that_begins_is_in_progress_and_empty():
 
 
 def test_the_opening_events_share_one_response_object():
-    opening: list[Any] = begun().accept([Accepted()])
+    opening: list[Any] = delivery.accept(begun(), [Accepted()])
     created, in_progress = opening
     assert created.response is in_progress.response
     assert (created.sequence_number, in_progress.sequence_number) == (0, 1)
@@ -49,7 +49,7 @@ def test_the_opening_events_share_one_response_object():
 
 def test_short_opening_events_share_one_response_object_too():
     turn = begun(instructions="Be kind.", short_events=True)
-    opening: list[Any] = turn.accept([Accepted()])
+    opening: list[Any] = delivery.accept(turn, [Accepted()])
     created, in_progress = opening
     assert created.response is in_progress.response
     assert (bytes(created.response.instructions), bytes(created.response.tools)) == (b"null", b"[]")
@@ -58,15 +58,15 @@ def test_short_opening_events_share_one_response_object_too():
 
 
 def test_a_warmup_opens_with_created_alone():
-    assert len(begun(generate=False).accept([Accepted()])) == 1
+    assert len(delivery.accept(begun(generate=False), [Accepted()])) == 1
 
 
 def test_an_event_does_not_change_after_it_was_returned():
     """Events may be encoded after the turn has progressed."""
     turn = begun()
-    opening: list[Any] = turn.accept([Accepted()])
+    opening: list[Any] = delivery.accept(turn, [Accepted()])
     created, in_progress = opening
-    turn.feed([Text("hi"), DONE])
+    delivery.feed(turn, [Text("hi"), DONE])
     endings.finish(turn, now=9.0)
     assert created.response.status == in_progress.response.status == "in_progress"
     assert created.response.output == []
@@ -74,8 +74,8 @@ def test_an_event_does_not_change_after_it_was_returned():
 
 def test_open_items_are_closed_before_the_terminal_event():
     turn = begun()
-    turn.accept([Accepted()])
-    turn.feed([Text("hi"), DONE])
+    delivery.accept(turn, [Accepted()])
+    delivery.feed(turn, [Text("hi"), DONE])
     closing, turn.ended = endings.finish(turn, now=9.7)
     assert [type(event).__name__ for event in closing] == [
         "OutputTextDone",
@@ -104,7 +104,7 @@ def test_an_empty_batch_yields_no_events():
 
 def test_finish_raises_without_a_finished_delta():
     turn = begun()
-    turn.feed([Text("x")])
+    delivery.feed(turn, [Text("x")])
     with pytest.raises(RuntimeError):
         endings.finish(turn, now=0.0)
 
@@ -117,8 +117,8 @@ def test_storing_is_the_default(store):
 
 def test_a_failure_keeps_the_output_so_far():
     turn = begun()
-    turn.accept([Accepted()])
-    turn.feed([Text("half")])
+    delivery.accept(turn, [Accepted()])
+    delivery.feed(turn, [Text("half")])
     closing, turn.ended = endings.fail(turn, ServerError("Gone."), keeps_steps=False)
     assert isinstance(closing[-1], OutputItemDone)
     last: Any = turn.terminal()

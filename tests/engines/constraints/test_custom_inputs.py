@@ -64,7 +64,7 @@ def job_with(*tools: Any, generate: bool = True) -> Job:
 
 async def generated(engine: Engine, job: Job) -> list[Delta]:
     deltas: list[Delta] = []
-    await custom_inputs.generate(engine, job, deltas.extend)
+    await engine.generate(job, custom_inputs.checked(engine.compiler, job, deltas.extend))
     return deltas
 
 
@@ -82,10 +82,11 @@ async def test_an_input_that_does_not_match_the_grammar_fails_the_response_at_on
     ending: list[Delta],
 ) -> None:
     engine = Scripted([Accepted()], call("dial", "12"), [CallArguments("x"), *ending])
-    deltas: list[Delta] = []
+    job, deltas = job_with(DIGITS, FREE), list[Delta]()
+    emit = custom_inputs.checked(engine.compiler, job, deltas.extend)
 
     with pytest.raises(ServerError, match="does not fit the grammar of the tool 'dial'"):
-        await custom_inputs.generate(engine, job_with(DIGITS, FREE), deltas.extend)
+        await engine.generate(job, emit)
     assert deltas == [Accepted(), *call("dial", "12")], "the text that does not match is not emitted"
     assert engine.closed
 

@@ -11,11 +11,14 @@ from itertools import product
 import pytest
 from llguidance import LLMatcher, LLTokenizer, grammar_from
 
-from slipring.engines.constraints.lark.gbnf_writer import gbnf_rules
-from slipring.engines.constraints.lark.lark_parser import parse_lark
-from slipring.engines.constraints.lark.llguidance_writer import llguidance_rules
-from slipring.engines.constraints.lark.regex_parser import parse_regex
-from slipring.engines.constraints.lark.syntax_tree import Unsupported, is_nullable, without_empty
+from slipring.engines.constraints.lark.lark_parser import (
+    Unsupported,
+    is_nullable,
+    parse_lark,
+    parse_regex,
+    without_empty,
+)
+from slipring.engines.constraints.lark.writers import gbnf_rules, llguidance_rules
 from slipring.protocol.definitions import Grammar
 from tests.engines.fitting import fits
 

@@ -89,11 +89,10 @@ def test_thoughts_and_calls_are_not_searched_and_divide_the_text() -> None:
     assert [type(delta) for delta in deltas] == [Thought, Text, CallStarted, Text, Finished]
 
 
-def test_nothing_of_a_job_without_sequences_or_without_an_answer_is_watched() -> None:
+def test_nothing_of_a_job_without_an_answer_is_watched() -> None:
     def emit(deltas: list[Delta]) -> None:
         """Takes nothing."""
 
-    assert watched(stopping(), emit) is emit
     assert watched(structs.replace(stopping("a"), generate=False), emit) is emit
     assert watched(structs.replace(stopping("a"), is_summary=True), emit) is emit
 

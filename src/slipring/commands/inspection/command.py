@@ -9,6 +9,8 @@ from slipring.base.errors import StartupError
 from slipring.base.progress import ProgressLine
 from slipring.base.standard_streams import print_encoded
 from slipring.commands.flags import text
+from slipring.engines.hub.model_hub import ModelHub
+from slipring.engines.hub.named_models import inspected_name
 
 UNUSABLE = 1
 
@@ -18,7 +20,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "engine",
         metavar="ENGINE",
         type=text,
-        help="a GGUF file, a directory of tokenizer files, or an engine as 'slipring serve' takes it",
+        help="a GGUF file, a directory of tokenizer files, a model of a hub (ORG/REPO), or an engine as"
+        " 'slipring serve' takes it",
     )
     parser.add_argument("--tokens", action="store_true", help="show every token of the sample conversation")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
@@ -29,8 +32,9 @@ def inspect(arguments: argparse.Namespace) -> int:
     try:
         from slipring.commands.inspection.report import report_of
 
+        engine = inspected_name(arguments.engine, ModelHub())
         with ProgressLine("reading the model"):
-            report = asyncio.run(report_of(arguments.engine))
+            report = asyncio.run(report_of(engine))
     except ModuleNotFoundError as error:
         raise StartupError(
             f"{error.name} is not installed (pip install '.[tokens]' in a checkout of slipring)"

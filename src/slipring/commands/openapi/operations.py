@@ -3,6 +3,7 @@
 There is one operation for each route of the server; a test compares the two.
 """
 
+from functools import partial
 from typing import Any
 
 from msgspec import Struct
@@ -12,25 +13,11 @@ from slipring.protocol.chat_completions.completion import ChatChunk, ChatComplet
 from slipring.protocol.chat_completions.request import ChatRequest
 from slipring.protocol.decisions.answers import Decision
 from slipring.protocol.decisions.request import DecisionRequest
+from slipring.protocol.endpoints import conversations, reply_bodies
 from slipring.protocol.endpoints.compact import CompactRequest, Window
-from slipring.protocol.endpoints.conversations import (
-    AddItems,
-    ConversationObject,
-    CreateConversation,
-    UpdateConversation,
-)
+from slipring.protocol.endpoints.conversations import ConversationObject
 from slipring.protocol.endpoints.moderations import ModerationAnswer, ModerationRequest
-from slipring.protocol.endpoints.reply_bodies import (
-    DeletedConversation,
-    DeletedResponse,
-    Health,
-    InputTokens,
-    ItemPage,
-    ModelList,
-    ModelObject,
-    Readiness,
-    TurnList,
-)
+from slipring.protocol.endpoints.reply_bodies import ItemPage
 from slipring.protocol.events import ErrorAnswer
 from slipring.protocol.messages.answer import MessageAnswer
 from slipring.protocol.messages.errors import OVERLOADED, MessagesError
@@ -45,7 +32,6 @@ _PAGE: dict[str, Schema] = {
     "order": {"enum": ["asc", "desc"], "default": "desc"},
     "after": {"type": "string"},
 }
-_ITEM = "ShownItem"
 
 
 class Operation(Struct, frozen=True):
@@ -72,46 +58,47 @@ class Operation(Struct, frozen=True):
 
 _RESPONSE = "/v1/responses/{response_id}"
 _CONVERSATION = "/v1/conversations/{conversation_id}"
+_CONVERSATION_ITEM = f"{_CONVERSATION}/items/{{item_id}}"
+
+_POSTED = (400, 404, 413, 415, 429)
+"""What any operation may answer that reads a body and runs a model or a check."""
+_get = partial(Operation, "GET")
+_post = partial(Operation, "POST", errors=_POSTED)
+_message = partial(_post, errors=(*_POSTED, OVERLOADED), error=MessagesError)
+_delete = partial(Operation, "DELETE", errors=(404,))
 
 OPERATIONS = (
-    Operation(
-        "GET",
+    _get(
         "/v1/responses",
         "connectResponses",
         "Open a WebSocket: clients send `response.create` events as text frames and receive response events.",
         None,
         errors=(400, 426),
     ),
-    Operation(
-        "POST",
+    _post(
         "/v1/responses",
         "createResponse",
         "Create a response.",
         Response,
-        body=CreateRequest,
-        errors=(400, 404, 413, 415, 424, 429),
+        CreateRequest,
         streams=EVENT,
+        errors=(*_POSTED, 424),
     ),
-    Operation(
-        "POST",
+    _post(
         "/v1/responses/compact",
         "compactResponse",
         "Compact a context: return a shorter one that replaces it.",
         Window,
-        body=CompactRequest,
-        errors=(400, 404, 413, 415, 429),
+        CompactRequest,
     ),
-    Operation(
-        "POST",
+    _post(
         "/v1/responses/input_tokens",
         "countInputTokens",
         "Count the input tokens of a request.",
-        InputTokens,
-        body=CreateRequest,
-        errors=(400, 404, 413, 415, 429),
+        reply_bodies.InputTokens,
+        CreateRequest,
     ),
-    Operation(
-        "GET",
+    _get(
         _RESPONSE,
         "getResponse",
         "Get a stored response, or a background response in any state; optionally stream its events.",
@@ -124,19 +111,11 @@ OPERATIONS = (
         errors=(400, 404),
         streams=EVENT,
     ),
-    Operation(
-        "DELETE", _RESPONSE, "deleteResponse", "Delete a stored response.", DeletedResponse, errors=(404,)
+    _delete(_RESPONSE, "deleteResponse", "Delete a stored response.", reply_bodies.DeletedResponse),
+    _post(
+        f"{_RESPONSE}/cancel", "cancelResponse", "Cancel a background response.", Response, errors=(400, 404)
     ),
-    Operation(
-        "POST",
-        f"{_RESPONSE}/cancel",
-        "cancelResponse",
-        "Cancel a background response.",
-        Response,
-        errors=(400, 404),
-    ),
-    Operation(
-        "GET",
+    _get(
         f"{_RESPONSE}/input_items",
         "listInputItems",
         "List the input items of a response.",
@@ -144,38 +123,31 @@ OPERATIONS = (
         query=_PAGE,
         errors=(400, 404),
     ),
-    Operation(
-        "POST",
+    _post(
         "/v1/conversations",
         "createConversation",
         "Create a conversation.",
         ConversationObject,
-        body=CreateConversation,
+        conversations.CreateConversation,
         needs_body=False,
         errors=(400, 413, 415),
     ),
-    Operation(
-        "GET", _CONVERSATION, "getConversation", "Get a conversation.", ConversationObject, errors=(404,)
-    ),
-    Operation(
-        "POST",
+    _get(_CONVERSATION, "getConversation", "Get a conversation.", ConversationObject, errors=(404,)),
+    _post(
         _CONVERSATION,
         "updateConversation",
         "Replace the metadata of a conversation.",
         ConversationObject,
-        body=UpdateConversation,
+        conversations.UpdateConversation,
         errors=(400, 404, 413, 415),
     ),
-    Operation(
-        "DELETE",
+    _delete(
         _CONVERSATION,
         "deleteConversation",
         "Delete a conversation and its items.",
-        DeletedConversation,
-        errors=(404,),
+        reply_bodies.DeletedConversation,
     ),
-    Operation(
-        "GET",
+    _get(
         f"{_CONVERSATION}/items",
         "listConversationItems",
         "List the items of a conversation.",
@@ -183,108 +155,93 @@ OPERATIONS = (
         query={**_PAGE, "include": _INCLUDE},
         errors=(400, 404),
     ),
-    Operation(
-        "POST",
+    _post(
         f"{_CONVERSATION}/items",
         "addConversationItems",
         "Add items to a conversation.",
         ItemPage,
-        body=AddItems,
+        conversations.AddItems,
         query={"include": _INCLUDE},
         errors=(400, 404, 413, 415),
     ),
-    Operation(
-        "GET",
-        f"{_CONVERSATION}/items/{{item_id}}",
+    _get(
+        _CONVERSATION_ITEM,
         "getConversationItem",
         "Get one item of a conversation.",
-        _ITEM,
+        "ShownItem",
         query={"include": _INCLUDE},
         errors=(400, 404),
     ),
-    Operation(
-        "DELETE",
-        f"{_CONVERSATION}/items/{{item_id}}",
+    _delete(
+        _CONVERSATION_ITEM,
         "deleteConversationItem",
         "Remove an item from a conversation.",
         ConversationObject,
-        errors=(404,),
     ),
-    Operation(
-        "POST",
+    _post(
         "/v1/chat/completions",
         "createChatCompletion",
         "Create a chat completion.",
         ChatCompletion,
-        body=ChatRequest,
-        errors=(400, 404, 413, 415, 429),
+        ChatRequest,
         streams=ChatChunk,
     ),
-    Operation(
-        "POST",
+    _post(
         "/v1/decisions",
         "createDecision",
         "Answer questions about one input with probabilities.",
         Decision,
-        body=DecisionRequest,
-        errors=(400, 404, 413, 415, 429),
+        DecisionRequest,
     ),
-    Operation(
-        "POST",
+    _message(
         "/v1/messages",
         "createMessage",
         "Create a message.",
         MessageAnswer,
-        body=MessagesRequest,
-        errors=(400, 404, 413, 415, 429, OVERLOADED),
+        MessagesRequest,
         streams=MESSAGES_EVENT,
-        error=MessagesError,
     ),
-    Operation(
-        "POST",
+    _message(
         "/v1/messages/count_tokens",
         "countMessageTokens",
         "Count the tokens of a prompt.",
         Counted,
-        body=CountRequest,
-        errors=(400, 404, 413, 415, 429, OVERLOADED),
-        error=MessagesError,
+        CountRequest,
     ),
-    Operation(
-        "POST",
+    _post(
         "/v1/moderations",
         "createModeration",
         "Classify texts with the safety checks of the server.",
         ModerationAnswer,
-        body=ModerationRequest,
-        errors=(400, 404, 413, 415, 429),
+        ModerationRequest,
     ),
-    Operation(
-        "GET",
+    _get(
         "/v1/slipring/turns",
         "listTurns",
         "List timing reports of recent turns on open WebSockets.",
-        TurnList,
+        reply_bodies.TurnList,
     ),
-    Operation(
-        "GET",
+    _get(
         "/v1/models",
         "listModels",
         "List the models that the API key may use; for Codex, which sends its version, also in its own form.",
-        ModelList,
+        reply_bodies.ModelList,
         query={"client_version": {"type": "string"}},
     ),
-    Operation("GET", "/v1/models/{model}", "getModel", "Get one model.", ModelObject, errors=(404,)),
-    Operation("GET", "/health", "getHealth", "Get the health of the server.", Health, is_open=True),
-    Operation(
-        "GET", "/ready", "getReadiness", "Say whether new requests can be served.", Readiness, is_open=True
+    _get("/v1/models/{model}", "getModel", "Get one model.", reply_bodies.ModelObject, errors=(404,)),
+    _get("/health", "getHealth", "Get the health of the server.", reply_bodies.Health, is_open=True),
+    _get(
+        "/ready",
+        "getReadiness",
+        "Say whether new requests can be served.",
+        reply_bodies.Readiness,
+        is_open=True,
     ),
-    Operation(
-        "GET",
+    _get(
         "/ready/store",
         "getStoreReadiness",
         "Say whether new requests can be served and stored.",
-        Readiness,
+        reply_bodies.Readiness,
         is_open=True,
     ),
 )

@@ -9,9 +9,9 @@ bound, the tenant that uses the most bytes loses the context that was used longe
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from slipring.core.byte_ledger import ChainLedger
 from slipring.core.chain.head import Head
 from slipring.core.chain.known_histories import KnownHistories
-from slipring.core.chain.retention import Retention
 from slipring.core.chain.state import Position, echoed_bytes
 from slipring.core.tenant_entries import TimedEntries
 from slipring.protocol.item_digests import content_digest, digest_of, joined_thoughts_digest
@@ -179,7 +179,7 @@ class KnownContexts(TimedEntries[bytes, KnownContext]):
 
     def __init__(self, duration_s: float, limit_bytes: int) -> None:
         super().__init__(duration_s, limit_bytes)
-        self._retention: Retention[KnownContext] = Retention()
+        self._retention: ChainLedger[KnownContext] = ChainLedger()
         self._keys: dict[tuple[str, str], list[bytes]] = {}
         """By tenant and response id: the keys of its contexts."""
         self.histories = KnownHistories(duration_s, limit_bytes // _HISTORIES_FRACTION)

@@ -10,7 +10,7 @@ states because another tenant uses much. States that running turns continue coun
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from slipring.core.chain.retention import Retention
+from slipring.core.byte_ledger import ChainLedger
 from slipring.core.chain.state import ResponseState
 
 _LEAST_AT_ONCE = 1024**2
@@ -130,7 +130,7 @@ class ConnectionCache:
         """Called with the number of bytes freed by an eviction."""
         self._own = _ConnectionScope(limit_bytes)
         self._scopes: tuple[Scope, ...] = (self._own, *shared)
-        self._retention: Retention[ResponseState] = Retention()
+        self._retention: ChainLedger[ResponseState] = ChainLedger()
         self._entries: dict[str, _Entry] = {}
         self._lanes: dict[str | None, _Entry] = {}
         self._compressible_bytes = compressible_bytes

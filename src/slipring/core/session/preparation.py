@@ -160,7 +160,7 @@ def _read_items(turn: Turn, shared: SessionState) -> tuple[Model, TurnChecks | N
     items = input_items.resolve(bound.input, bound.found)
     items = sealed_items.opened(items, ports.seal, asked.tenant)
     model = shared.models.find(asked.request.model)
-    if shared.counts_only:
+    if shared.counts_only or not (shared.policies.checks or asked.request.moderation is not None):
         return model, None, items
     policy = policy_of_turn(shared.policies, model.name, asked.request.moderation)
     if not policy.checks:
@@ -255,7 +255,7 @@ def _plan(
         recognised=turn.recognition.match is not None,
         cache_key=request.prompt_cache_key,
         upstream_tools=hosted.upstream_tools,
-        stop=turn.stop,
+        stop=turn.progress.stop,
     )
     compaction = steps = rollout = None
     if draft.compaction is not None and not hosted.approved:

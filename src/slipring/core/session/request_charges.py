@@ -8,8 +8,7 @@ it. A pinned chain is charged once, however many turns of the connection pin it.
 """
 
 from slipring.base.errors import OVERLOAD_RETRY_S, ApiError, RateLimited, Unavailable
-from slipring.core.byte_ledger import Ledger
-from slipring.core.chain.retention import Retention
+from slipring.core.byte_ledger import ChainLedger, Ledger
 from slipring.core.chain.state import ResponseState
 
 
@@ -23,7 +22,7 @@ class Charges:
         self._tenant = tenant
         self._held: dict[object, int] = {}
         self._pinned: dict[object, ResponseState] = {}
-        self._pins: Retention[ResponseState] = Retention()
+        self._pins: ChainLedger[ResponseState] = ChainLedger()
 
     def objection(self, size_bytes: int) -> ApiError | None:
         """The error that refuses this many more bytes; None if they fit."""

@@ -41,7 +41,7 @@ from slipring.core.session.actions import (
     Save,
 )
 from slipring.core.session.session_state import SessionState
-from slipring.core.turn import endings, turn_reports, waits
+from slipring.core.turn import delivery, endings, turn_reports, waits
 from slipring.core.turn.steps import pauses
 from slipring.core.turn.turn import Ended, Turn
 from slipring.core.turn.waits import Blocked, CutShort, Interrupted
@@ -159,7 +159,7 @@ class TurnProgram:
         """Generate the response, step by step, and close its output."""
         turn, shared = self.turn, self._shared
         if turn.asked.detached:
-            shared.send(turn.enqueue())
+            shared.send(delivery.enqueue(turn))
         try:
             if job is None:
                 job = await self._fetch_lists()
@@ -179,7 +179,7 @@ class TurnProgram:
         its job; None if it is steered before all lists have come."""
         turn, shared = self.turn, self._shared
         shared.successors.commit(turn)
-        shared.send(turn.open_lists())
+        shared.send(delivery.opening(turn) + turn.open_lists())
         shared.begin_due(turn)
         try:
             await ListTools(turn, dict(turn.hosted.awaited))

@@ -31,9 +31,10 @@ from slipring.core.session.actions import (
 from slipring.core.session.prefills import foreseen_job
 from slipring.core.session.session_state import SessionState
 from slipring.core.session.turn_program import TurnProgram
-from slipring.core.turn import turn_reports
+from slipring.core.turn import delivery, turn_reports
+from slipring.core.turn.delivery import Deliver
 from slipring.core.turn.steps import pauses
-from slipring.core.turn.turn import Deliver, Turn
+from slipring.core.turn.turn import Turn
 from slipring.core.turn.waits import ENDED, Blocked, CutShort, Interrupted, News, Wait
 from slipring.protocol.events import Error
 
@@ -197,7 +198,7 @@ class Turns:
     def emitter(self, work: Generate, deliver: Deliver) -> Emit:
         """What an engine emits the deltas of a job to. Their events are delivered at once, not as actions:
         they are as many as the tokens of an answer."""
-        return work.turn.emitter(work, deliver, self._shared.successors.commit)
+        return delivery.emitter(work.turn, work, deliver, self._shared.successors.commit)
 
     # What happens beside the work of a turn.
 
@@ -236,7 +237,7 @@ class Turns:
         if not self._is_open(turn):
             turn.checks.remember(inspect.inspection, verdicts)
             return []
-        released = turn.judge(inspect.inspection, verdicts)
+        released = delivery.judge(turn, inspect.inspection, verdicts)
         if (error := turn.checks.error) is not None:
             self._stop(turn, Blocked(error))
         else:

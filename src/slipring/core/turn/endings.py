@@ -16,7 +16,8 @@ from slipring.core.chain.state import Position, ResponseState
 from slipring.core.checks.verdicts import NodeVerdicts
 from slipring.core.generation import Accepted, Finished
 from slipring.core.turn import response_object
-from slipring.core.turn.turn import NO_TOKENS, Ended, Turn
+from slipring.core.turn.stages import NO_TOKENS
+from slipring.core.turn.turn import Ended, Turn
 from slipring.protocol.events import Event
 from slipring.protocol.items import Item
 from slipring.protocol.responses import (
@@ -30,7 +31,7 @@ from slipring.protocol.responses import (
 
 def finish(turn: Turn, now: float) -> tuple[list[Event], Ended]:
     """The engine is done: the events that close the output, and the end."""
-    finished, prepared, planned = turn.finished, turn.prepared, turn.planned
+    finished, prepared, planned = turn.progress.finished, turn.prepared, turn.planned
     if turn.is_paused and planned.steps is not None and planned.rollout is None and not planned.steps.is_last:
         # It may not go on, though the model has not read the results of its calls.
         planned.steps.make_last()
@@ -124,7 +125,7 @@ def fail(turn: Turn, error: ApiError, *, keeps_steps: bool) -> tuple[list[Event]
         error=response_object.failure(error),
         moderation=turn.checks.moderation if turn.checks is not None else UNSET,
     )
-    finished = turn.finished if turn.ended is None else turn.ended.finished
+    finished = turn.progress.finished if turn.ended is None else turn.ended.finished
     kept = _finished_steps(turn) if keeps_steps and _may_be_kept(turn, error) else None
     if kept is None:
         return closing, Ended(error, response, finished)

@@ -160,21 +160,10 @@ class Recognition:
         calls of that step returned. Its position is then not that of any items: a history is continued
         before that step.
         """
-        if self._input_digest is None or _size(state.output) > _MOST_OUTPUT_BYTES:
+        digested = self._digest_output(state, unanswered)
+        if digested is None:
             return
-        output, steps = state.output, state.steps
-        made = last_compaction(output)
-        if unanswered is not None:
-            added = output[0 if made is None else made + 1 : unanswered]
-            steps = OutputByJob(tuple(in_context(added)), (), ())
-        elif steps.unread:
-            return  # the engine's position does not cover the whole context
-        if made is None:
-            prompt_digest = self._extended(self._input_digest, steps.earlier)
-        else:
-            compacted = tuple(in_context(output[made : made + 1]))
-            prompt_digest = self._extended(NOTHING_YET, compacted + steps.earlier)
-        digest = self._extended(prompt_digest, steps.answer)
+        prompt_digest, digest, steps = digested
         if unanswered is None:
             state.digest = digest
         if finished.context is None:
@@ -211,10 +200,31 @@ class Recognition:
                 thoughts=self._thoughts(thoughts, (), steps.answer),
             )
             self._known.remember(self._tenant, answered, now)
-            if self._outline is not None and made is None:
-                items = self._outline.items + outline_of(self._counted(output))
+            if self._outline is not None and last_compaction(state.output) is None:
+                items = self._outline.items + outline_of(self._counted(state.output))
                 outline = structs.replace(self._outline, items=items, context=answered.key)
                 self._known.histories.remember(self._tenant, root_id, outline, now)
+
+    def _digest_output(
+        self, state: ResponseState, unanswered: int | None
+    ) -> tuple[bytes, bytes, OutputByJob] | None:
+        """The digests of the context that the last job got, and of that with its answer, and the output by
+        job; None if the contexts are not to be known."""
+        if self._input_digest is None or _size(state.output) > _MOST_OUTPUT_BYTES:
+            return None
+        output, steps = state.output, state.steps
+        made = last_compaction(output)
+        if unanswered is not None:
+            added = output[0 if made is None else made + 1 : unanswered]
+            steps = OutputByJob(tuple(in_context(added)), (), ())
+        elif steps.unread:
+            return None  # the engine's position does not cover the whole context
+        if made is None:
+            prompt_digest = self._extended(self._input_digest, steps.earlier)
+        else:
+            compacted = tuple(in_context(output[made : made + 1]))
+            prompt_digest = self._extended(NOTHING_YET, compacted + steps.earlier)
+        return prompt_digest, self._extended(prompt_digest, steps.answer), steps
 
     def _extended(self, digest: bytes, items: tuple[Item, ...]) -> bytes:
         return extended(digest, items, with_thoughts=self._with_thoughts)

@@ -3,7 +3,9 @@ some of them."""
 
 from collections.abc import Awaitable
 
-from slipring.core.generation import Accepted, Begun, Delta, Prefilled
+from msgspec import structs
+
+from slipring.core.generation import Accepted, Begun, Delta, Finished, FinishReason, Prefilled, Stop
 from slipring.core.ports import Clock
 from slipring.protocol.timing import Stage, StageName
 
@@ -63,25 +65,47 @@ def as_ms(seconds: float) -> float:
 
 _REPORTS = frozenset({Accepted, Begun, Prefilled})
 """Deltas that report progress before the first output."""
+NO_TOKENS = Finished("broken_off", input_tokens=0, cached_tokens=0, output_tokens=0)
+"""The end of a job that did not run to its end."""
 
 
 class JobProgress:
-    """How far the engine is with the current job of a turn, up to its first output.
+    """How far the engine is with the current job of a turn: what it has reported up to its first output, and
+    its end. Each report ends a stage of the turn."""
 
-    Each report ends a stage of the turn.
-    """
-
-    __slots__ = ("_stages", "accepted", "is_begun", "is_prefilled", "is_rendered")
+    __slots__ = (
+        "_stages",
+        "accepted",
+        "finished",
+        "has_begun",
+        "is_begun",
+        "is_prefilled",
+        "is_rendered",
+        "stop",
+    )
 
     def __init__(self, stages: Stages) -> None:
         self._stages = stages
         self.accepted: Accepted | None = None
         """The sum of the engine's `Accepted` deltas so far; None before the response is created."""
+        self.has_begun = False
+        """Whether the engine has accepted the first job of the turn."""
         self.is_rendered = self.is_begun = self.is_prefilled = False
+        self.finished: Finished | None = None
+        """The end of the current job, once it has ended."""
+        self.stop = Stop()
+        """Read by the engine."""
 
-    def read(self, deltas: list[Delta], *, has_ended: bool) -> list[Delta]:
-        """Take the reports out of a job's first deltas; returns the others. ``has_ended``: these are the
-        last."""
+    def open(self) -> None:
+        """The response is created, before or with the first report."""
+        self.accepted = Accepted()
+
+    def begin(self) -> None:
+        """The engine has accepted the first job."""
+        self.has_begun = True
+
+    def read(self, deltas: list[Delta]) -> list[Delta]:
+        """Take the reports out of a job's first deltas; returns the others."""
         if not self.is_rendered:
             self.is_rendered = True
             accepted = next((delta for delta in deltas if type(delta) is Accepted), Accepted())
@@ -92,14 +116,22 @@ class JobProgress:
             self.is_begun = True
             self._stages.lap("engine_queue")
         rest = [delta for delta in deltas if type(delta) not in _REPORTS]
-        if rest or has_ended or Prefilled in kinds:
+        if rest or self.finished is not None or Prefilled in kinds:
             self.is_begun = self.is_prefilled = True
             self._stages.lap("prefill")
         return rest
 
-    def open(self) -> None:
-        """The response is created, before or with the first report."""
-        self.accepted = Accepted()
+    def ask_to_stop(self, asked: bool) -> None:
+        """Ask the engine to end the answer as soon as it may, or no longer."""
+        self.stop.asked = asked
+
+    def finish(self, finished: Finished | None) -> None:
+        """The current job has ended; None: the next one begins."""
+        self.finished = finished
+
+    def finish_for(self, reason: FinishReason) -> None:
+        """The current job ends for this reason, whatever its engine reports."""
+        self.finished = structs.replace(self.finished or NO_TOKENS, reason=reason)
 
     def end_job(self) -> None:
         """The next job begins anew."""

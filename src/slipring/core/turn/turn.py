@@ -5,7 +5,7 @@ into events through ``Output``. Lanes, queues and caches belong to the session; 
 the engine.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Literal
 
@@ -16,18 +16,12 @@ from slipring.core.chain import hosted_items, input_items, item_ids
 from slipring.core.chain.head import Head
 from slipring.core.chain.input_items import OpenCarry
 from slipring.core.chain.state import Carry, OpenCall, ResponseState
-from slipring.core.checks.gate import Emission, Inspection
-from slipring.core.checks.verdicts import Verdict
+from slipring.core.checks.gate import Emission
 from slipring.core.generation import (
-    Accepted,
-    Delta,
-    Emit,
     Finished,
-    FinishReason,
     Job,
     Model,
     Settings,
-    Stop,
 )
 from slipring.core.hosted.request import HostedRequest
 from slipring.core.hosted.tools import FetchedList, HostedCall
@@ -38,7 +32,7 @@ from slipring.core.turn.compaction import Compaction, Plan
 from slipring.core.turn.output.hosted_lists import HostedLists
 from slipring.core.turn.output.output_events import Output
 from slipring.core.turn.recognition import Recognition
-from slipring.core.turn.stages import JobProgress, Stages
+from slipring.core.turn.stages import NO_TOKENS, JobProgress, Stages
 from slipring.core.turn.steps.rollout import Rollout
 from slipring.core.turn.steps.steering import Steers
 from slipring.core.turn.steps.steps import Steps
@@ -58,10 +52,6 @@ _TERMINAL: dict[str, type[events.ResponseEvent]] = {
     "incomplete": events.Incomplete,
     "failed": events.Failed,
 }
-Deliver = Callable[[list[Event]], Awaitable[None] | None]
-"""Delivers events to a client; returns an awaitable if the next ones have to wait for it."""
-NO_TOKENS = Finished("broken_off", input_tokens=0, cached_tokens=0, output_tokens=0)
-"""The end of a job that did not run to its end."""
 
 
 class Joined(Struct, frozen=True):
@@ -211,8 +201,6 @@ class Turn:
         "asked",
         "bound",
         "ended",
-        "finished",
-        "has_begun",
         "hosted",
         "is_over",
         "lists",
@@ -223,7 +211,6 @@ class Turn:
         "recognition",
         "stages",
         "steers",
-        "stop",
         "wait",
     )
 
@@ -231,10 +218,6 @@ class Turn:
     """Set if lists of tools are fetched for the response, once it is created."""
     steers: Steers | None
     """Steers added to this response, to be used when it ends."""
-    finished: Finished | None
-    """The end of the current job, once it has ended."""
-    has_begun: bool
-    """Whether the engine has accepted the first job."""
     is_over: bool
     """Whether the event that ends it has been made: nothing more can happen to it."""
 
@@ -259,9 +242,8 @@ class Turn:
             UNSET if asked.lane is None else asked.lane,
         )
         self.progress = JobProgress(stages)
-        self.stop = Stop()
-        self.lists = self.steers = self.finished = None
-        self.has_begun = self.is_over = False
+        self.lists = self.steers = None
+        self.is_over = False
 
     @property
     def input(self) -> tuple[Item, ...]:
@@ -330,7 +312,7 @@ class Turn:
     def place(self) -> str:
         """Where the turn is in its life, for reports."""
         place = self.wait.place
-        return "running" if place == "preparing" and self.has_begun else place
+        return "running" if place == "preparing" and self.progress.has_begun else place
 
     @property
     def is_closed(self) -> bool:
@@ -363,67 +345,12 @@ class Turn:
         compaction = self.planned.compaction
         return compaction.summary_job() if compaction is not None and compaction.is_due(tokens) else job
 
-    def enqueue(self) -> list[Event]:
-        """The events that create a background response, before its engine accepts the job."""
-        shown = structs.replace(self._shown(), status="queued")
-        return [self.output.announce(events.Created, shown), self.output.announce(events.Queued, shown)]
-
     # While the engine runs.
 
     @property
     def is_watched(self) -> bool:
         """Whether deltas may cause inspections or hosted calls. Does not change during a job."""
         return self.checks is not None or self.output.hosted is not None
-
-    def emitter(self, work: Wait[Any], deliver: Deliver, begin: Callable[["Turn"], None]) -> Emit:
-        """What takes the deltas of a job, and delivers their events. ``begin`` is called before the first
-        ones of the turn. Deltas of a job that the turn no longer waits for have no effect."""
-        is_watched = self.is_watched
-
-        def emit(deltas: list[Delta]) -> Awaitable[None] | None:
-            # Hot path: runs once per token of every answer.
-            if self.wait is not work:
-                return None
-            if self.has_begun:
-                emitted = self.feed(deltas)
-            else:
-                begin(self)
-                emitted = self.accept(deltas)
-            waiting = deliver(emitted)
-            # What delivers the events of a watched turn waits for more than the client.
-            return waiting if waiting is None or is_watched else self.stages.while_client_reads(waiting)
-
-        return emit
-
-    def accept(self, deltas: list[Delta]) -> list[Event]:
-        """Process the engine's first deltas: the events that create the response come first."""
-        accepted = next((delta for delta in deltas if type(delta) is Accepted), None)
-        opening = self.opening(None if accepted is None else accepted.prompt_tokens)
-        if self.is_compacting:
-            opening += self.output.open_compaction()
-        opening += self.feed(deltas)
-        self.has_begun = True
-        return opening
-
-    def opening(self, prompt_tokens: int | None = None) -> list[Event]:
-        """The events that begin the response; none if it has begun. ``prompt_tokens``: of its context, if the
-        engine has counted them."""
-        if self.progress.accepted is not None:
-            return []
-        self.progress.open()
-        shown = self._shown()
-        if prompt_tokens is not None and self.asked.request.announces_prompt:
-            shown = structs.replace(shown, prompt_tokens=prompt_tokens)
-        kinds = [events.InProgress] if self.asked.detached else [events.Created, events.InProgress]
-        if self.asked.request.warms_up:
-            kinds = kinds[:1]
-        return [self.output.announce(kind, shown) for kind in kinds]
-
-    def _shown(self) -> Response:
-        """The response as its first events show it: without what has not passed, and without what the client
-        does not want to see."""
-        shown = self.passed()
-        return response_object.shortened(shown) if self.asked.short_events else shown
 
     def passed(self, *, is_blocked: bool = False) -> Response:
         """The response without instructions, tools and format, if these have not passed."""
@@ -446,12 +373,11 @@ class Turn:
             emit()
 
     def open_lists(self) -> list[Event]:
-        """The events that begin the response, and those of the lists that are fetched for it."""
-        opening = self.opening()
+        """The events of the lists that are fetched for the response, which has begun."""
         self.lists = HostedLists()
         for label in self.hosted.awaited:
             self.lists.begin(self.output, label, self.hosted.tag_list(label))
-        return opening + self.output.take_events()
+        return self.output.take_events()
 
     def end_list(self, label: str, fetched: FetchedList) -> list[Event]:
         """The list of a server has been fetched: the events that can be sent now. Raises ``ApiError`` if it
@@ -471,52 +397,6 @@ class Turn:
             return []
         self.lists.end_all(self.output)
         return self.output.take_events()
-
-    def feed(self, deltas: list[Delta]) -> list[Event]:
-        """Process deltas of the engine; the last delta of a job is ``Finished``."""
-        compaction, prepared = self.planned.compaction, self.prepared
-        if compaction is not None and compaction.is_running:
-            compaction.take(deltas)
-            return []
-        if prepared is not None and prepared.checks is not None:
-            return self._feed_gate(prepared.checks, deltas)
-        if deltas and type(last := deltas[-1]) is Finished:
-            self.finished = last
-            deltas = deltas[:-1]
-        if not self.progress.is_prefilled:
-            deltas = self.progress.read(deltas, has_ended=self.finished is not None)
-        emitted = self.output.feed(deltas)
-        if self.steers is not None:
-            self.stop.asked = self.steers.may_end(deltas)
-        return emitted
-
-    def _feed_gate(self, checks: TurnChecks, deltas: list[Delta]) -> list[Event]:
-        """Process deltas of the engine that checks may hold back."""
-        if not self.progress.is_prefilled:
-            deltas = self.progress.read(deltas, has_ended=self.finished is not None)
-            if self.progress.is_prefilled:
-                checks.begin_answer()
-        return self._release(checks, checks.feed(deltas))
-
-    def judge(self, inspection: Inspection, verdicts: Sequence[Sequence[Verdict]]) -> list[Event]:
-        """The verdicts of an inspection: the events that they release."""
-        assert self.checks is not None
-        return self._release(self.checks, self.checks.judge(inspection, verdicts))
-
-    def _release(self, checks: TurnChecks, deltas: list[Delta]) -> list[Event]:
-        """Process deltas that the checks have released."""
-        if checks.stops_holding():
-            self.stages.lap("held")
-        self.emit_passed()
-        if deltas and isinstance(last := deltas[-1], Finished):
-            more, self.finished = checks.ended(last, may_refuse=not self.output.calls)
-            deltas = [*deltas[:-1], *more]
-        emitted = self.output.feed(deltas)
-        if checks.is_cut:
-            self.stop.asked = True
-        elif self.steers is not None:
-            self.stop.asked = self.steers.may_end(deltas)
-        return emitted
 
     @property
     def is_compacting(self) -> bool:
@@ -542,7 +422,9 @@ class Turn:
         if compaction.plan.alone:
             assert compaction.finished is not None
             # A truncated summary counts as complete. The engine's position is that of the old context.
-            self.finished = structs.replace(compaction.finished, reason="stop", position=None, context=None)
+            self.progress.finish(
+                structs.replace(compaction.finished, reason="stop", position=None, context=None)
+            )
             return emitted, None
         return emitted, compaction.job
 
@@ -553,7 +435,7 @@ class Turn:
     def steer(self, steers: Steers) -> None:
         """Attach steers, and ask the engine to end the answer as soon as it may."""
         self.steers = steers
-        self.stop.asked = steers.may_end([])
+        self.progress.ask_to_stop(steers.may_end([]))
 
     def take_steers(self) -> Steers | None:
         """Its steers, which are used now."""
@@ -593,9 +475,8 @@ class Turn:
         """Whether this is a paused response that waits for hosted calls, or has just waited for them, and
         has steers that can follow it then."""
         has_called = self.is_paused and self.output.calls_hosted
-        is_steered = self.steers is not None or (
-            self.finished is not None and self.finished.reason == "steered"
-        )
+        finished = self.progress.finished
+        is_steered = self.steers is not None or (finished is not None and finished.reason == "steered")
         return has_called and is_steered and not self.output.asks_client
 
     @property
@@ -631,17 +512,13 @@ class Turn:
 
     def end_waiting(self, reason: Literal["steered", "broken_off"]) -> list[Event]:
         """End a response that waits for hosted calls, or for lists. The caller cancels both."""
-        self.end_job(reason)
+        self.progress.finish_for(reason)
         return self.end_calls()
-
-    def end_job(self, reason: FinishReason) -> None:
-        """The current job ends for this reason, whatever its engine says."""
-        self.finished = structs.replace(self.finished or NO_TOKENS, reason=reason)
 
     def begin_job(self) -> None:
         """The job of the next step begins."""
-        self.finished = None
-        self.stop.asked = self.steers is not None and self.steers.may_end([])
+        self.progress.finish(None)
+        self.progress.ask_to_stop(self.steers is not None and self.steers.may_end([]))
 
     def observe(self) -> None:
         """Count the output items that the steps have finished since the last call."""
@@ -681,7 +558,7 @@ class Turn:
 
     def break_off(self) -> None:
         """End the running step of a rollout where it is. The caller cancels the job."""
-        self.finished = self.cut_off() or NO_TOKENS
+        self.progress.finish(self.cut_off() or NO_TOKENS)
 
     def return_held(self, *, is_blocked: bool = False) -> list[Event]:
         """Return the appends to the client that were accepted and have no place in the response."""

@@ -71,7 +71,7 @@ def report(turn: Turn, error: ApiError | None = None, *, cancelled: bool = False
     """The report of a turn that has ended. ``error``: why it was refused. ``cancelled``: its client
     disconnected before it had ended."""
     accepted, stages, steps = turn.progress.accepted, turn.stages, turn.planned.steps
-    finished = turn.finished if turn.ended is None else turn.ended.finished
+    finished = turn.progress.finished if turn.ended is None else turn.ended.finished
     if finished is None and cancelled:
         finished = _spent(turn)
     elif finished is None and steps is not None:

@@ -22,7 +22,7 @@ from slipring.engines.constraints.answer_form import (
     form_of,
     param_of,
 )
-from slipring.engines.constraints.lark.gbnf_writer import ANY_STRING, gbnf_rules
+from slipring.engines.constraints.lark.writers import ANY_STRING, gbnf_rules
 from slipring.engines.constraints.shapes.answer_shapes import answer_shape
 from slipring.engines.constraints.structural_tag import structural_tag
 from slipring.prompts.parsing.output_format import JsonCalls, OutputFormat

@@ -22,7 +22,7 @@ from slipring.core.generation import (
     Prefilled,
     deliver,
 )
-from slipring.engines.base import Engine
+from slipring.engines.constraints.grammar_compiler import Compiler
 from slipring.engines.constraints.grammar_matcher import TextMatcher
 from slipring.protocol.definitions import Grammar
 
@@ -34,8 +34,9 @@ _MATCHED_CHARS = 500
 """Characters that are matched at once before the event loop runs other tasks."""
 
 
-async def generate(engine: Engine, job: Job, emit: Emit) -> None:
-    """Run a job and check its inputs; the deltas of a job without grammars are emitted as they are.
+def checked(compiler: Compiler, job: Job, emit: Emit) -> Emit:
+    """What the engine emits to, for a job with tools: it emits the deltas after checking the inputs of custom
+    tools that have a grammar.
 
     Raises ``ServerError`` if the model's input for a custom tool does not match the tool's grammar.
     """
@@ -44,9 +45,9 @@ async def generate(engine: Engine, job: Job, emit: Emit) -> None:
         for tool in job.offer.tools
         if (grammar := tool.grammar) is not None
     }
-    if job.generate and grammars:
-        emit = _Checks(grammars, partial(engine.compiler.text_matcher, job.tenant), emit).emit
-    await engine.generate(job, emit)
+    if not job.generate or not grammars:
+        return emit
+    return _Checks(grammars, partial(compiler.text_matcher, job.tenant), emit).emit
 
 
 class _Checks:

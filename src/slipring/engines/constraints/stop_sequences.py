@@ -13,9 +13,8 @@ from slipring.protocol.responses import Logprob
 
 
 def watched(job: Job, emit: Emit) -> Emit:
-    """What the engine emits to, for a job whose text may be ended by a stop sequence."""
-    stop = job.settings.stop
-    return _Watch(job, stop, emit).emit if stop and job.generate and not job.is_summary else emit
+    """What the engine emits to, for a job with stop sequences: one of them may end its text."""
+    return _Watch(job, job.settings.stop, emit).emit if job.generate and not job.is_summary else emit
 
 
 class _Watch:

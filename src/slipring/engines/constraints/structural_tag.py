@@ -8,7 +8,7 @@ import json
 from typing import Any, Final
 
 from slipring.base.errors import InvalidRequest
-from slipring.engines.constraints.lark.gbnf_writer import ANY_STRING, gbnf_rules
+from slipring.engines.constraints.lark.writers import ANY_STRING, gbnf_rules
 from slipring.engines.constraints.shapes.shape import (
     Choice,
     FreeText,

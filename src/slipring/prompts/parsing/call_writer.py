@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from slipring.prompts.parsing.calls.json_text import quoted, type_of
+from slipring.prompts.parsing.calls.json_scanner import quoted, type_of
 from slipring.prompts.parsing.output_format import (
     HARMONY_MARKS,
     Calls,

@@ -8,6 +8,7 @@ from functools import partial
 from slipring.core.chain import hosted_items, input_items
 from slipring.core.generation import Job
 from slipring.core.hosted.tools import CallOutcome, CallProgress
+from slipring.core.turn import delivery
 from slipring.core.turn.turn import Turn
 from slipring.protocol.events import Event
 from slipring.protocol.live_input import Append
@@ -19,7 +20,7 @@ def open_approved(turn: Turn) -> list[Event]:
     assert calls is not None
     assert turn.planned.steps is not None
     turn.planned.steps.wait_for_approved()
-    opening = turn.opening()
+    opening = delivery.opening(turn)
     for each in turn.hosted.approved:
         tool = turn.hosted.find_tool(each.approval)
         assert tool is not None
@@ -33,7 +34,7 @@ def end_step(turn: Turn, waits_until: float, most_bytes: int, *, may_wait: bool)
 
     Returns whether it pauses, and the events so far.
     """
-    steps, finished, output = turn.planned.steps, turn.finished, turn.output
+    steps, finished, output = turn.planned.steps, turn.progress.finished, turn.output
     assert steps is not None
     if finished is None or not (output.calls or output.calls_hosted):
         return False, []
@@ -53,7 +54,7 @@ def end_step(turn: Turn, waits_until: float, most_bytes: int, *, may_wait: bool)
     asks = output.asks_approval or (output.calls and not waits)
     if is_whole and not fits and not asks:
         # The model will not read the results of its calls.
-        turn.end_job("max_output_tokens")
+        turn.progress.finish_for("max_output_tokens")
     carry = input_items.after_output(prepared.carry.settled, output.latest)
     generated = output.end_step()
     is_last = not is_whole or not fits or asks

@@ -1,28 +1,271 @@
-"""Parses grammars in Lark's notation, as llguidance reads it, into syntax trees.
+"""Parses grammars in Lark's notation, and the regular expressions in them, as llguidance reads both.
 
 References to terminals are replaced by their patterns. Attributes and parameters of rules, ``~`` and ``&``
-between terminals, and tokens by name raise ``Unsupported``. The grammar must be valid: it has been checked
-before.
+between terminals, and tokens by name raise ``Unsupported``. The syntax of regular expressions is that of
+Rust's ``regex``; set operations, scripts, anchors and flags other than ``i`` and ``s`` raise ``Unsupported``.
+Both must be valid: they have been checked before.
 """
 
 import json
 import re
+from collections.abc import Iterator
 from functools import lru_cache
+from itertools import islice
 from typing import Final
 
 from msgspec import Struct
 
-from slipring.engines.constraints.lark.character_sets import code_range
-from slipring.engines.constraints.lark.regex_parser import literal, parse_regex
-from slipring.engines.constraints.lark.syntax_tree import (
-    Either,
-    Node,
-    Repeated,
-    Rule,
-    Sequence,
-    Terminal,
-    Unsupported,
+from slipring.engines.constraints.lark.character_sets import (
+    ANY,
+    NOT_A_NEWLINE,
+    CharacterSet,
+    class_escape,
+    code_range,
+    complement,
+    single,
+    unicode_category,
+    union,
 )
+
+
+class Unsupported(Exception):
+    """The grammar cannot be converted: it uses an unsupported feature, or exceeds a limit."""
+
+
+class Sequence(Struct, frozen=True, cache_hash=True):
+    items: tuple["Node", ...]
+
+
+class Either(Struct, frozen=True, cache_hash=True):
+    options: tuple["Node", ...]
+
+
+class Repeated(Struct, frozen=True, cache_hash=True):
+    item: "Node"
+    least: int
+    most: int | None
+
+
+class Terminal(Struct, frozen=True, cache_hash=True):
+    """A pattern that a lexer matches at once, as long as possible."""
+
+    pattern: "Node"
+    is_ignored: bool = False
+    """Whether it is skipped between other terminals (``%ignore``)."""
+
+
+class Rule(Struct, frozen=True, cache_hash=True):
+    """A reference to a rule."""
+
+    name: str
+
+
+Node = CharacterSet | Sequence | Either | Repeated | Terminal | Rule
+
+EMPTY = Sequence(())
+_MAX_BEGINNINGS = 200
+
+
+def is_nullable(pattern: Node) -> bool:
+    """Whether a pattern matches the empty text."""
+    match pattern:
+        case Sequence(items):
+            return all(map(is_nullable, items))
+        case Either(options):
+            return any(map(is_nullable, options))
+        case Repeated(item, least, _):
+            return least == 0 or is_nullable(item)
+    return False
+
+
+def beginnings(pattern: Node) -> Iterator[tuple[CharacterSet, Node]]:
+    """How matching texts begin: pairs of the set of the first character and the pattern of the rest."""
+    match pattern:
+        case CharacterSet():
+            yield pattern, EMPTY
+        case Either(options):
+            for option in options:
+                yield from beginnings(option)
+        case Sequence(items):
+            for number, item in enumerate(items):
+                for first, rest in beginnings(item):
+                    yield first, Sequence((rest, *items[number + 1 :]))
+                if not is_nullable(item):
+                    break
+        case Repeated(item, least, most) if most != 0:
+            again = Repeated(item, max(least - 1, 0), most - 1 if most is not None else None)
+            for first, rest in beginnings(item):
+                yield first, Sequence((rest, again))
+
+
+def without_empty(pattern: Node) -> Node:
+    """The pattern without the empty text. Raises ``Unsupported`` if that is too large."""
+    if not is_nullable(pattern):
+        return pattern
+    ways = tuple(islice(beginnings(pattern), _MAX_BEGINNINGS + 1))
+    if len(ways) > _MAX_BEGINNINGS:
+        raise Unsupported("too many ways in which a terminal begins")
+    return Either(tuple(map(Sequence, ways)))
+
+
+_CONTROL: Final = {"a": "\a", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
+_HEX: Final = re.compile(r"\\(?:[xuU]\{(H+)\}|x(HH)|u(HHHH)|U(H{8}))".replace("H", "[0-9a-fA-F]"))
+_CATEGORY: Final = re.compile(r"\\[pP](?:\{(\^?)(\w+)\}|(\w))")
+_COUNT: Final = re.compile(r"\{\s*(\d+)\s*(?:(,)\s*(\d*)\s*)?\}")
+_FLAGS: Final = re.compile(r"\(\?([a-zA-Z]*)(?:-([a-zA-Z]+))?([:)])")
+_NAMED: Final = re.compile(r"\(\?P?<\w+>")
+_SUPPORTED_FLAGS: Final = frozenset("imsu")
+"""``m`` has no effect without anchors, and ``u`` is the default."""
+
+
+def parse_regex(expression: str, flags: str = "") -> Node:
+    """Parse an expression. Raises ``Unsupported``."""
+    parser = _Parser(expression)
+    tree = parser.alternatives(_with_flags(frozenset(), flags, ""))
+    if parser.at < len(expression):
+        raise Unsupported("unbalanced parenthesis")
+    return tree
+
+
+def literal(text: str, *, ignores_case: bool = False) -> Node:
+    """The tree of a text that matches itself."""
+    parts = [single(character) for character in text]
+    return Sequence(tuple(part.ignore_case() if ignores_case else part for part in parts))
+
+
+def _with_flags(flags: frozenset[str], added: str, removed: str) -> frozenset[str]:
+    if not _SUPPORTED_FLAGS.issuperset(added) or not {"i", "m", "s"}.issuperset(removed):
+        raise Unsupported("flag")
+    return (flags | set(added)) - set(removed)
+
+
+class _Parser:
+    def __init__(self, expression: str) -> None:
+        self._text = expression
+        self.at = 0
+
+    def alternatives(self, flags: frozenset[str]) -> Node:
+        """Parse up to the end, or up to the closing parenthesis."""
+        options: list[Node] = []
+        items: list[Node] = []
+        while self.at < len(self._text) and self._text[self.at] != ")":
+            if self._take("|"):
+                options.append(Sequence(tuple(items)))
+                items = []
+            elif (match := _FLAGS.match(self._text, self.at)) and match[3] == ")":
+                self.at = match.end()
+                flags = _with_flags(flags, match[1], match[2] or "")
+            else:
+                items.append(self._repeated(self._atom(flags)))
+        options.append(Sequence(tuple(items)))
+        return Either(tuple(options)) if len(options) > 1 else options[0]
+
+    def _take(self, token: str) -> bool:
+        taken = self._text.startswith(token, self.at)
+        self.at += len(token) * taken
+        return taken
+
+    def _repeated(self, item: Node) -> Node:
+        while True:
+            least, most = 0, None
+            if self._take("+"):
+                least = 1
+            elif self._take("?"):
+                most = 1
+            elif count := _COUNT.match(self._text, self.at):
+                self.at = count.end()
+                least = int(count[1])
+                most = (int(count[3]) if count[3] else None) if count[2] else least
+            elif not self._take("*"):
+                return item
+            self._take("?")  # lazy or greedy: the same texts match
+            item = Repeated(item, least, most)
+
+    def _atom(self, flags: frozenset[str]) -> Node:
+        if self._text[self.at] == "(":
+            return self._group(flags)
+        if self._text[self.at] in "^$":
+            raise Unsupported("anchor")
+        if self._take("."):
+            return ANY if "s" in flags else NOT_A_NEWLINE
+        if self._take("["):
+            return self._class("i" in flags)
+        character = self._character()
+        return character.ignore_case() if "i" in flags else character
+
+    def _group(self, flags: frozenset[str]) -> Node:
+        if match := _FLAGS.match(self._text, self.at):
+            flags = _with_flags(flags, match[1], match[2] or "")
+            self.at = match.end()
+        elif match := _NAMED.match(self._text, self.at):
+            self.at = match.end()
+        else:
+            self.at += 1
+            if self._text.startswith("?", self.at):
+                raise Unsupported("group")
+        tree = self.alternatives(flags)
+        if not self._take(")"):
+            raise Unsupported("unbalanced parenthesis")
+        return tree
+
+    def _character(self) -> CharacterSet:
+        """Parse one character or escape, alone or within a class."""
+        character = self._text[self.at]
+        if character != "\\":
+            self.at += 1
+            return single(character)
+        if match := _HEX.match(self._text, self.at):
+            self.at = match.end()
+            return single(chr(int(next(filter(None, match.groups())), 16)))
+        if match := _CATEGORY.match(self._text, self.at):
+            self.at = match.end()
+            known = unicode_category(match[2] or match[3])
+            if known is None:
+                raise Unsupported("character property")
+            return complement(known) if (match[0][1] == "P") != bool(match[1]) else known
+        letter = self._text[self.at + 1 : self.at + 2]
+        self.at += 2
+        if letter in _CONTROL and letter:
+            return single(_CONTROL[letter])
+        if (known := class_escape(letter)) is not None:
+            return known
+        if not letter or letter.isalnum() or letter in "<>":
+            raise Unsupported("escape")
+        return single(letter)
+
+    def _class(self, ignores_case: bool) -> CharacterSet:
+        """Parse a class after its opening bracket."""
+        is_negated = self._take("^")
+        parts: list[CharacterSet] = []
+        while self._text.startswith("-", self.at):
+            self.at += 1
+            parts.append(single("-"))
+        if not parts and self._take("]"):
+            parts.append(single("]"))
+        while not self._take("]"):
+            if self.at >= len(self._text) or self._text[self.at] == "[":
+                raise Unsupported("nested class")
+            if self._text[self.at : self.at + 2] in ("&&", "--", "~~"):
+                raise Unsupported("set operation")
+            parts.append(self._member())
+        members = union(parts).ignore_case() if ignores_case else union(parts)
+        return complement(members) if is_negated else members
+
+    def _member(self) -> CharacterSet:
+        first = self._character()
+        following = self._text[self.at + 1 : self.at + 2]
+        if not self._text.startswith("-", self.at) or following in ("]", "-", ""):
+            return first
+        self.at += 1
+        last = self._character()
+        return code_range(_code(first), _code(last))
+
+
+def _code(characters: CharacterSet) -> int:
+    if len(characters.certain) != 1 or characters.certain[0][0] != characters.certain[0][1]:
+        raise Unsupported("range of sets")
+    return characters.certain[0][0]
+
 
 _TOKEN: Final = re.compile(
     r"""

@@ -8,10 +8,10 @@ terminal for a pair of states.
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from slipring.engines.constraints.lark.lark_parser import LarkGrammar
-from slipring.engines.constraints.lark.syntax_tree import (
+from slipring.engines.constraints.lark.lark_parser import (
     EMPTY,
     Either,
+    LarkGrammar,
     Node,
     Repeated,
     Rule,

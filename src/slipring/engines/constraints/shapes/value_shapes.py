@@ -23,7 +23,7 @@ from slipring.engines.constraints.shapes.shape import (
     choice,
     sequence,
 )
-from slipring.prompts.parsing.calls.json_text import type_of
+from slipring.prompts.parsing.calls.json_scanner import type_of
 from slipring.prompts.parsing.output_format import BracedCalls, NestedTagCalls, TaggedCalls
 
 _MAX_DEPTH: Final = 8

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from slipring.prompts.parsing.calls.json_text import quoted, type_of
+from slipring.prompts.parsing.calls.json_scanner import quoted, type_of
 from slipring.prompts.parsing.calls.python_literals import python_literal
 
 _MAX_STEPS: Final = 64

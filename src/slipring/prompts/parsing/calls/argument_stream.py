@@ -12,7 +12,7 @@ import re
 from typing import Final
 
 from slipring.prompts.parsing.calls.held_text import BrokenCall, HeldText, Reading
-from slipring.prompts.parsing.calls.json_text import Members, quoted
+from slipring.prompts.parsing.calls.json_scanner import Members, quoted
 from slipring.prompts.parsing.calls.offered_tools import arguments_of_json, arguments_of_members
 from slipring.protocol.tools import CallableTool
 

@@ -6,8 +6,7 @@ from typing import Any, Final
 from slipring.prompts.parsing.calls.argument_schema import ArgumentSchema
 from slipring.prompts.parsing.calls.call_reader import MAX_NAME, CallReader, skip_nested
 from slipring.prompts.parsing.calls.held_text import BrokenCall, HeldText, Reading
-from slipring.prompts.parsing.calls.json_scanner import SPACE
-from slipring.prompts.parsing.calls.json_text import Members, array_text, object_text, quoted
+from slipring.prompts.parsing.calls.json_scanner import SPACE, Members, array_text, object_text, quoted
 from slipring.prompts.parsing.calls.offered_tools import OfferedTools, arguments_of_members
 from slipring.prompts.parsing.calls.python_literals import TextCursor
 from slipring.prompts.parsing.markers import marker_finder

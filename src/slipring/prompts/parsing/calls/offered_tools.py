@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from slipring.prompts.parsing.calls.argument_schema import ArgumentSchema
 from slipring.prompts.parsing.calls.held_text import BrokenCall
-from slipring.prompts.parsing.calls.json_text import Members, object_text
+from slipring.prompts.parsing.calls.json_scanner import Members, object_text
 from slipring.prompts.tool_definitions import flat_name, parameters_of
 from slipring.protocol.tools import CallableTool, Offer
 

@@ -3,7 +3,7 @@
 import re
 from typing import Final
 
-from slipring.prompts.parsing.calls.json_text import Members, array_text, object_text, quoted
+from slipring.prompts.parsing.calls.json_scanner import Members, array_text, object_text, quoted
 
 MAX_DEPTH: Final = 64
 """Literals nested deeper than this are not read."""

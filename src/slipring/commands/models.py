@@ -1,0 +1,37 @@
+"""``slipring models``: lists the models of a hub that are on this machine."""
+
+import argparse
+from datetime import UTC, datetime
+
+import msgspec
+
+from slipring.base.standard_streams import print_encoded
+from slipring.engines.hub.gguf_variants import gigabytes
+from slipring.engines.hub.memory_fit import available_memory
+from slipring.engines.hub.model_hub import HeldModel, ModelHub
+
+_COLUMNS = ("MODEL", "SIZE", "LAST USED")
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON document, with the paths")
+
+
+def list_models(arguments: argparse.Namespace) -> int:
+    """Print what the hub's cache has. Returns the exit code. Raises ``StartupError``."""
+    held = ModelHub().held()
+    if arguments.json:
+        print_encoded(msgspec.json.format(msgspec.json.encode(held)))
+        return 0
+    rows = [_COLUMNS, *map(_row, held)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    print("\n".join(line.rstrip() for line in lines))
+    memory = available_memory()
+    if memory is not None:
+        print(f"\n{gigabytes(memory)} of memory are available. 'slipring serve --model MODEL' serves one.")
+    return 0
+
+
+def _row(model: HeldModel) -> tuple[str, str, str]:
+    return model.name, gigabytes(model.size), f"{datetime.fromtimestamp(model.used_at, UTC):%Y-%m-%d}"

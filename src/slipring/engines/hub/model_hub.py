@@ -1,0 +1,216 @@
+"""Fetches models and tokenizers from a model hub into the cache that all programs of the hub's client share.
+
+That client honours ``HF_ENDPOINT``, ``HF_HOME``, ``HF_TOKEN`` and ``HF_HUB_OFFLINE``, resumes a download that
+was interrupted, and shows its progress on a terminal.
+"""
+
+import hashlib
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from slipring.base.errors import StartupError
+from slipring.engines.hub.gguf_variants import HubFile, Variant, choose, gigabytes, variants_of
+
+if TYPE_CHECKING:
+    from huggingface_hub import CachedFileInfo
+
+log = logging.getLogger("slipring")
+
+_NAME = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)(?::([\w.-]+))?")
+_TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
+    *("generation_config.json", "config.json"),
+)
+_CHUNK = 1 << 20
+_TIMEOUT_S = 30
+
+
+class HubName(Struct, frozen=True):
+    """``ORG/REPO[:QUANTIZATION]``."""
+
+    repository: str
+    quantization: str = ""
+
+
+class HeldModel(Struct, frozen=True):
+    """A GGUF model in the cache."""
+
+    name: str
+    """As ``slipring serve --model`` takes it."""
+    path: str
+    size: int
+    used_at: float
+    """Unix time of the last access."""
+
+
+def hub_name(text: str) -> HubName | None:
+    """Read the name of a model on a hub; None if ``text`` is none: a path that exists, or another form."""
+    found = _NAME.fullmatch(text)
+    if found is None or text.endswith(".gguf") or Path(text).exists():
+        return None
+    return HubName(found[1], found[2] or "")
+
+
+class ModelHub:
+    """A hub and its cache on this machine. Blocks while it downloads."""
+
+    def __init__(self, endpoint: str | None = None, cache: Path | None = None) -> None:
+        """None: what the hub's client takes from the environment."""
+        self._endpoint = endpoint
+        self._cache = cache
+
+    def fetch_gguf(self, name: HubName, memory: int | None) -> tuple[Variant, str]:
+        """Fetch a GGUF model, if the cache does not have it. Returns the variant and the path of its (first)
+        file. Raises ``StartupError``."""
+        with _failures(name.repository):
+            variants = variants_of(self._files(name.repository))
+            variant = choose(name.repository, variants, name.quantization, memory)
+            paths = [self._fetch(name.repository, file) for file in variant.files]
+        return variant, paths[0]
+
+    def fetch_tokenizer(self, repository: str) -> str:
+        """Fetch the files that describe a model's tokenizer and template. Returns their directory. Raises
+        ``StartupError``."""
+        with _failures(repository):
+            files = [file for file in self._files(repository) if file.path in _TOKENIZER_FILES]
+            if all(file.path != _TOKENIZER_FILES[0] for file in files):
+                raise StartupError(
+                    f"{repository} has no {_TOKENIZER_FILES[0]}; tokenizer= takes a model that has one, or a"
+                    " directory"
+                )
+            paths = [self._fetch(repository, file) for file in files]
+        return str(Path(paths[0]).parent)
+
+    def fetch_description(self, name: HubName) -> str:
+        """Fetch what describes a model without its weights, if the repository has that, else a GGUF file.
+        Returns the path of a directory or a file. Raises ``StartupError``."""
+        with _failures(name.repository):
+            has_tokenizer = not name.quantization and any(
+                file.path == _TOKENIZER_FILES[0] for file in self._files(name.repository)
+            )
+        if has_tokenizer:
+            return self.fetch_tokenizer(name.repository)
+        return self.fetch_gguf(name, None)[1]
+
+    def held(self) -> list[HeldModel]:
+        """The GGUF models in the cache, by name. Raises ``StartupError``."""
+        with _failures("the cache of models"):
+            return sorted(self._held(), key=lambda model: model.name.lower())
+
+    def _held(self) -> Iterator[HeldModel]:
+        for repository, directory, files in self._cached():
+            for variant in variants_of(HubFile(path, each.size_on_disk) for path, each in files.items()):
+                first = variant.files[0].path
+                name = f"{repository}:{variant.quantization}" if variant.quantization else repository
+                used_at = files[first].blob_last_accessed
+                yield HeldModel(name, str(directory / first), variant.size, used_at)
+
+    def _cached(self) -> "Iterator[tuple[str, Path, dict[str, CachedFileInfo]]]":
+        """The newest revision of each model in the cache: its name, its directory, its files by path."""
+        from huggingface_hub import CacheNotFound, scan_cache_dir
+
+        try:
+            repositories = scan_cache_dir(self._cache).repos
+        except CacheNotFound:
+            return
+        for each in repositories:
+            newest = max(each.revisions, key=lambda revision: revision.last_modified, default=None)
+            if each.repo_type == "model" and newest is not None:
+                place = newest.snapshot_path
+                yield each.repo_id, place, {str(f.file_path.relative_to(place)): f for f in newest.files}
+
+    def _files(self, repository: str) -> list[HubFile]:
+        """The files of a repository: by the hub's list, or by the cache if the hub cannot be reached."""
+        try:
+            return self._list(repository)
+        except _Unreachable as error:
+            cached = [each for name, _, each in self._cached() if name == repository]
+            if not cached:
+                raise StartupError(f"{error}, and {repository} is not in the cache") from None
+            log.warning("%s; using what the cache has of %s", error, repository)
+            return [HubFile(path, each.size_on_disk) for path, each in cached[0].items()]
+
+    def _list(self, repository: str) -> list[HubFile]:
+        from httpx2 import HTTPError
+        from huggingface_hub import HfApi
+        from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+
+        try:
+            info = HfApi(endpoint=self._endpoint).model_info(
+                repository, files_metadata=True, timeout=_TIMEOUT_S
+            )
+        except OfflineModeIsEnabled:
+            raise _Unreachable("HF_HUB_OFFLINE is set") from None
+        except HfHubHTTPError as error:
+            if error.response is None or error.response.status_code < 500:
+                raise
+            raise _Unreachable(f"the model hub answers {error.response.status_code}") from None
+        except HTTPError as error:
+            raise _Unreachable(f"the model hub cannot be reached ({error})") from None
+        return [
+            HubFile(each.rfilename, each.size or 0, each.lfs.sha256 if each.lfs else "")
+            for each in info.siblings or ()
+        ]
+
+    def _fetch(self, repository: str, file: HubFile) -> str:
+        """Fetch one file, and check what was fetched now against the digest that the hub states."""
+        from huggingface_hub import hf_hub_download, try_to_load_from_cache
+
+        held = try_to_load_from_cache(repository, file.path, cache_dir=self._cache)
+        if not isinstance(held, str):
+            log.info("fetching %s of %s (%s)", file.path, repository, gigabytes(file.size))
+        path = hf_hub_download(repository, file.path, endpoint=self._endpoint, cache_dir=self._cache)
+        if path != held and file.sha256 and _sha256(path) != file.sha256:
+            Path(path).resolve().unlink(missing_ok=True)
+            Path(path).unlink(missing_ok=True)
+            raise StartupError(
+                f"{file.path} of {repository} was damaged on its way (its SHA-256 is not the one that the hub"
+                " states) and is removed: start again to fetch it again"
+            )
+        return path
+
+
+class _Unreachable(Exception):
+    """The hub does not answer."""
+
+
+@contextmanager
+def _failures(repository: str) -> Iterator[None]:
+    """Raise what the hub's client raises as a ``StartupError`` of one line."""
+    try:
+        from httpx2 import HTTPError
+        from huggingface_hub import errors
+    except ModuleNotFoundError:
+        raise StartupError(
+            f"{repository}: huggingface_hub is not installed, which fetches models from a hub"
+            " (pip install '.[llama]' in a checkout of slipring)"
+        ) from None
+    try:
+        yield
+    except errors.GatedRepoError:
+        raise StartupError(
+            f"{repository} is gated: accept its conditions on the hub, then set HF_TOKEN (or: hf auth login)"
+        ) from None
+    except errors.RepositoryNotFoundError:
+        raise StartupError(
+            f"{repository}: no such file, and no such model on the hub (a private one needs HF_TOKEN)"
+        ) from None
+    except errors.LocalEntryNotFoundError:
+        raise StartupError(f"the model hub cannot be reached, and {repository} is not in the cache") from None
+    except (errors.HfHubHTTPError, errors.HFValidationError, HTTPError, OSError) as error:
+        reason = str(error).strip().splitlines()
+        raise StartupError(f"{repository} cannot be read: {reason[0] if reason else error!r}") from None
+
+
+def _sha256(path: str) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
