@@ -42,6 +42,7 @@ class _CarryDelta(Struct):
     approvals: dict[str, Approval] | UnsetType = UNSET
     answered: dict[str, bool] | UnsetType = UNSET
     """Without those of the parent, which stay."""
+    pictures: int | UnsetType = UNSET
 
 
 _carry = msgspec.json.Decoder(_CarryDelta)

@@ -25,12 +25,12 @@ from slipring.core.session.actions import Load, Loaded
 from slipring.core.session.session_state import SessionState
 from slipring.core.turn import response_object
 from slipring.core.turn.compaction import TRIGGER, Compaction, read_plan
+from slipring.core.turn.input_pictures import refuse_context, refuse_unseen
 from slipring.core.turn.output.hosted_calls import HostedCalls
 from slipring.core.turn.request_validation import (
     ENCRYPTED_REASONING,
     read_conversation,
     read_settings,
-    refuse_unseen_content,
     require_something,
 )
 from slipring.core.turn.steps.rollout import Rollout, require_possible
@@ -132,7 +132,8 @@ def prepare(turn: Turn, shared: SessionState) -> tuple[Prepared, Planned]:
     definitions = new_definitions(shared.limits, shared.ports.ignored_tools)
     carry, calls = _read_input(turn, items, definitions, complete=generates and not alone)
     settings = read_settings(request, carry, model, definitions, detached=asked.detached)
-    refuse_unseen_content(hosted.input, model.capabilities)
+    refuse_unseen(hosted.input, model.capabilities, shared.limits)
+    refuse_context(carry, model.capabilities, shared.limits)
     hosted.accept_unanswered_tools(definitions, model)
     passes_on = hosted.upstream_tools is not None
     choice = (ToolChoice.passed_on if passes_on else ToolChoice.read)(request.tool_choice)
@@ -263,7 +264,9 @@ def _plan(
     # A rollout, or a response that may call hosted tools, continues after its calls.
     if request.rollout or has_steps:
         steps = Steps(job, draft.choice)
-        rollout = Rollout(steps, open_carry, job.model.capabilities) if request.rollout else None
+        rollout = (
+            Rollout(steps, open_carry, job.model.capabilities, shared.limits) if request.rollout else None
+        )
     return Planned(job, compaction, steps, rollout), head
 
 

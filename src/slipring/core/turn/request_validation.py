@@ -11,15 +11,7 @@ from slipring.core.chain.state import Carry
 from slipring.core.generation import Capabilities, Model, Settings
 from slipring.protocol import requests
 from slipring.protocol.definitions import Definitions
-from slipring.protocol.items import (
-    CallOutput,
-    InputFile,
-    InputImage,
-    Item,
-    Message,
-    may_have_images,
-    part_param,
-)
+from slipring.protocol.items import Item
 from slipring.protocol.requests import TEXT, CreateRequest
 
 T = TypeVar("T", int, float)
@@ -155,27 +147,3 @@ def read_include(include: list[str]) -> list[str]:
             param = f"include[{index}]"
             raise InvalidRequest(f"Invalid '{param}': {quoted(value)} cannot be included.", param=param)
     return include
-
-
-def refuse_unseen_content(items: tuple[Item, ...], capabilities: Capabilities) -> None:
-    """Refuse images and files that the model does not support."""
-    if capabilities.images and capabilities.files:
-        return
-    for index, item in enumerate(items):
-        if not may_have_images(item):
-            continue
-        body = item.body()
-        content: object = None
-        if isinstance(body, Message):
-            content = body.content
-        elif isinstance(body, CallOutput):
-            content = body.output
-        for place, part in enumerate(content if isinstance(content, list) else ()):
-            unseen = (isinstance(part, InputImage) and not capabilities.images) or (
-                isinstance(part, InputFile) and not capabilities.files
-            )
-            if unseen:
-                raise UnsupportedParameter(
-                    "This model takes text only: images and files are not supported.",
-                    param=part_param(item, index, place),
-                )

@@ -77,7 +77,7 @@ def write_request(job: Job, options: ChatOptions, writer: Writer) -> Request:
         )
     before, fallback = _position(job, writer)
     kept = _kept(job, writer)
-    refuse_unsendable(job.input, images=options.images, new=True)
+    refuse_unsendable(job.input, images=options.images, urls=options.image_urls, new=True)
     history = _write_history(job, before, options, writer, kept)
     box = toolbox(offered_tools(job.offer), before.toolbox if before is not None else EMPTY)
     messages = history.json()
@@ -125,7 +125,7 @@ def _write_history(
     if before is not None:
         return writer.extend(before.history, job.input, answer=job.parent.answer, returned=before.returned)
     items = tuple(job.context())
-    refuse_unsendable(items, images=options.images, new=False)
+    refuse_unsendable(items, images=options.images, urls=options.image_urls, new=False)
     return writer.extend(None, items, kept=kept)
 
 

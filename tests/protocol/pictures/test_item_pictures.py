@@ -7,7 +7,7 @@ import pytest
 from slipring.base.errors import InvalidRequest
 from slipring.protocol import wire
 from slipring.protocol.items import Item, read_item
-from slipring.protocol.pictures import (
+from slipring.protocol.pictures.item_pictures import (
     BadPicture,
     Picture,
     base64_of,

@@ -13,7 +13,6 @@ from typing import get_args
 from msgspec import Struct
 
 from slipring.base.errors import InvalidRequest, quoted
-from slipring.protocol.image_headers import BrokenImage, MediaType, read_image_header
 from slipring.protocol.items import (
     CallOutput,
     InputImage,
@@ -23,6 +22,7 @@ from slipring.protocol.items import (
     may_have_images,
     part_param,
 )
+from slipring.protocol.pictures.image_headers import BrokenImage, MediaType, read_image_header
 
 ALL_TYPES: tuple[MediaType, ...] = get_args(MediaType)
 _NAMES = {media_type: media_type.removeprefix("image/").upper() for media_type in ALL_TYPES}
@@ -68,7 +68,8 @@ def image_param(item: Item, index: int, place: int) -> str:
     if item.type == "computer_call_output":
         return where
     part = dict(image_parts(item))[place]
-    return f"{where}.{'file_id' if part.image_url is None else 'image_url'}"
+    is_file = part.image_url is None and part.file_id is not None
+    return f"{where}.{'file_id' if is_file else 'image_url'}"
 
 
 def image_parts(item: Item) -> Iterator[tuple[int, InputImage]]:
@@ -85,6 +86,12 @@ def image_parts(item: Item) -> Iterator[tuple[int, InputImage]]:
         for place, part in enumerate(content):
             if isinstance(part, InputImage):
                 yield place, part
+
+
+@computed_once
+def image_count(item: Item) -> int:
+    """How many images an item has, whether it has their data or not."""
+    return sum(1 for _ in image_parts(item))
 
 
 @computed_once
