@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from slipring.core.chain.head import Head
 from slipring.core.generation import Job
 from slipring.protocol.items import Item
-from slipring.protocol.pictures import Picture
+from slipring.protocol.pictures.item_pictures import Picture
 
 _BYTES_PER_TOKEN = 4
 _CHARACTERS_PER_TOKEN = 4

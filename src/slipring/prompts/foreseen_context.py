@@ -13,7 +13,7 @@ from slipring.prompts.shared_ids import common_tokens
 from slipring.prompts.tokenization.token_budget import TokenBudget
 from slipring.protocol import items, wire
 from slipring.protocol.items import CallOutput, Item, plain_text
-from slipring.protocol.pictures import pictures
+from slipring.protocol.pictures.item_pictures import pictures
 
 _ENDINGS = ("\n0", ".0")
 """Two endings of a text after a place at which it is split before blanks and marks. They have no token in

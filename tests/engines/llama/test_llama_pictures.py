@@ -19,6 +19,7 @@ from tests.prompts.vocabulary import smollm2 as smollm2_vocabulary
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_output_tokens": 12, "store": False}
 PICTURE_TOKENS = 16
+START: dict[str, Any] = {"id": None, "usage": {"total_tokens": 1}}
 
 
 def image(seed: int = 0, side: int = 40) -> dict[str, Any]:
@@ -62,7 +63,7 @@ async def test_a_chain_with_pictures_answers_as_its_whole_history_would(seeing: 
     async with seeing(limits=Limits(recognised_s=0)) as server, server.connect() as socket:
         chained: list[dict[str, Any]] = []
         for turn in TURNS:
-            before = chained[-1] if chained else {"id": None, "usage": {"total_tokens": 1}}
+            before = chained[-1] if chained else START
             response = await socket.response(input=turn, previous_response_id=before["id"], **GREEDY)
             assert cached(response) >= before["usage"]["total_tokens"] - 1, "only what is new is prefilled"
             chained.append(response)

@@ -40,8 +40,8 @@ from slipring.engines.tokens.job_rendering import (
 )
 from slipring.observation import live
 from slipring.prompts.rendering import Rendered, Rendering
-from slipring.protocol.image_headers import MediaType
-from slipring.protocol.pictures import base64_of
+from slipring.protocol.pictures.image_headers import MediaType
+from slipring.protocol.pictures.item_pictures import base64_of
 
 log = logging.getLogger("slipring")
 

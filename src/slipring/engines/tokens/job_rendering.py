@@ -10,7 +10,7 @@ from slipring.prompts import foreseen_context
 from slipring.prompts.foreseen_context import Foreseen
 from slipring.prompts.rendering import CannotAppend, Rendered, Renderer, Rendering
 from slipring.prompts.tokenization.token_budget import TokenBudget, TooManyTokens
-from slipring.protocol.pictures import image_parts, pictures
+from slipring.protocol.pictures.item_pictures import image_parts, pictures
 
 _AT_ONCE_BYTES = 8192
 """Texts up to this size are tokenized on the event loop: digits, the slowest text, take 15 ms."""

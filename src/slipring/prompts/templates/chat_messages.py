@@ -33,7 +33,7 @@ from slipring.protocol.items import (
     plain_text,
     short_id,
 )
-from slipring.protocol.pictures import Picture, pictures
+from slipring.protocol.pictures.item_pictures import Picture, pictures
 from slipring.protocol.requests import TextFormat
 from slipring.protocol.tools import CallableTool, Toolset
 

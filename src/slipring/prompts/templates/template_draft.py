@@ -19,7 +19,7 @@ from slipring.prompts.templates.stand_ins import ALL_PLACEHOLDERS, THOUGHT_PLACE
 from slipring.prompts.tokenization.control_token_guard import ControlTokenFinder, ControlTokenGuard
 from slipring.prompts.tokenization.token_budget import BudgetedEncoder
 from slipring.protocol import wire
-from slipring.protocol.pictures import Picture
+from slipring.protocol.pictures.item_pictures import Picture
 
 REWRITES_EARLIER = "the template rewrites earlier turns"
 NO_BOUNDARY = "the template's parts do not meet at a control token"
