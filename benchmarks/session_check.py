@@ -8,9 +8,12 @@ vLLM runs with slipring's plugin, and serves the model of `many_agents.py` in th
   ends, also as the first token, warmups, turns of one token. Each chain is then read by a single request,
   without a cache, and every token that was emitted must be the likeliest there, or as likely within the
   precision of the arithmetic.
+- **Settings**: chains at the plugin whose turns have constraints, seeds, log probabilities and biases of
+  their own, or none, in any order, and some a grammar that cannot be compiled. Each turn must be answered as
+  a whole request with the same prompt and settings is.
 - **Chains**: the same conversations over slipring with and without sessions: forks, warmups, older responses.
   Where vLLM's arithmetic does not depend on what else it computes (``VLLM_BATCH_INVARIANT=1``), all texts and
-  counts must be equal.
+  counts must be equal. Some turns have a format or strict tools.
 - **Leaving**: clients that leave at any moment, and sessions that are ended while they run. When all have
   left, vLLM must have no request, no session and no KV in use.
 - **Decoding**: how long 60 tokens take, from the first to the last, in a session and in a whole request,
@@ -62,12 +65,21 @@ class Vllm:
         self._http, self._url, self._model = http, server.url, server.model
 
     async def turn(
-        self, session: str, held: int, prompt: list[int], limit: int, *, leave_after: int | None = None
+        self,
+        session: str,
+        held: int,
+        prompt: list[int],
+        limit: int,
+        *,
+        leave_after: int | None = None,
+        settings: dict[str, Any] | None = None,
+        logprobs: list[Any] | None = None,
     ) -> tuple[list[int], str]:
-        """The ids of an answer, and why it ended."""
+        """The ids of an answer, and why it ended. ``logprobs`` collects log probabilities."""
+        sampling = {"max_tokens": limit, "temperature": 0.0, "stop_token_ids": list(STOPS)}
         body = {
             **{"session": session, "held": held, "prompt": prompt},
-            "sampling": {"max_tokens": limit, "temperature": 0.0, "stop_token_ids": list(STOPS)},
+            "sampling": {**sampling, **(settings or {})},
         }
         ids: list[int] = []
         async with self._http.post(self._url + PATH, json=body) as answer:
@@ -82,6 +94,8 @@ class Vllm:
                     for choice in event.get("choices", ()):
                         ids += choice["token_ids"]
                         reason = choice["finish_reason"] or reason
+                        if logprobs is not None and choice["logprobs"]:
+                            logprobs += _merged(choice["logprobs"])
                         if leave_after is not None and len(ids) >= leave_after:
                             answer.close()
                             return ids, choice["finish_reason"] or "left"
@@ -105,15 +119,19 @@ class Vllm:
             found.append(max(ranked.values()) - ranked[id] if id in ranked else None)
         return found[1:]
 
-    async def generate(self, prompt: list[int], limit: int) -> list[int]:
-        """The same answer from a whole prompt, which the prefix cache may serve."""
+    async def generate(
+        self, prompt: list[int], limit: int, settings: dict[str, Any] | None = None
+    ) -> tuple[list[int], list[Any]]:
+        """The same answer from a whole prompt, which the prefix cache may serve: its ids and log
+        probabilities."""
         body = {
             **{"model": self._model, "prompt": prompt, "max_tokens": limit, "temperature": 0.0},
-            **{"stop_token_ids": list(STOPS), "return_token_ids": True},
+            **{"stop_token_ids": list(STOPS), "return_token_ids": True, **(settings or {})},
         }
         async with self._http.post(f"{self._url}/completions", json=body) as answer:
-            ids: list[int] = (await answer.json())["choices"][0]["token_ids"]
-            return ids
+            choice = (await answer.json())["choices"][0]
+            found = choice["logprobs"]
+            return choice["token_ids"], [] if found is None else _merged(found)
 
     async def timed(self, path: str, fields: dict[str, Any]) -> tuple[list[int], Times]:
         """The ids of an answer of 60 tokens, and its times. Nothing but its length ends it."""
@@ -197,11 +215,80 @@ async def check_tokens(vllm: Vllm, agents: int, turns: int, seed: int) -> dict[s
         found.update(tokens=len(emitted), unknown=emitted.count(None), unlikely=unlikely)
         found.update(likeliest=emitted.count(0.0))
         for prompt, limit, ids in dice.sample(prompts, min(2, len(prompts))):
-            is_equal = await vllm.generate(prompt, limit) == ids
+            is_equal = (await vllm.generate(prompt, limit))[0] == ids
             found.update(compared_answers=1, equal_answers=is_equal)
 
     await asyncio.gather(*map(chain, range(agents)))
     return {**found, "wrong": wrong, "after": await vllm.settled()}
+
+
+_SCHEMA = {
+    "type": "object",
+    "properties": {"n": {"enum": [1, 22, 333]}, "color": {"enum": ["red", "green", "blue"]}},
+    "required": ["n", "color"],
+    "additionalProperties": False,
+}
+SETTINGS: dict[str, Callable[[random.Random], dict[str, Any]]] = {
+    "none": lambda dice: {},
+    "schema": lambda dice: {"structured_outputs": {"json": _SCHEMA}},
+    "grammar": lambda dice: {"structured_outputs": {"grammar": 'root ::= "left" | "right" " " root'}},
+    "seed": lambda dice: {"seed": dice.randrange(10_000), "temperature": 1.0},
+    "seeded schema": lambda dice: {
+        **{"seed": dice.randrange(10_000), "temperature": 1.0},
+        "structured_outputs": {"json": _SCHEMA},
+    },
+    "logprobs": lambda dice: {"logprobs": dice.choice((0, 3))},
+    "bias": lambda dice: {"logit_bias": {str(dice.choice(_WORDS)): 100.0}},
+    "penalties": lambda dice: {"presence_penalty": 1.5, "frequency_penalty": 0.5, "repetition_penalty": 1.2},
+    "not a grammar": lambda dice: {"structured_outputs": {"grammar": "root ::= ("}},
+}
+
+
+def _merged(logprobs: dict[str, Any]) -> list[Any]:
+    """Log probabilities as pairs of the chosen token's and the sorted others."""
+    return [
+        [round(chosen, 2), sorted(round(each, 2) for each in top.values())]
+        for chosen, top in zip(logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True)
+    ]
+
+
+async def check_settings(vllm: Vllm, agents: int, turns: int, seed: int) -> dict[str, Any]:
+    """Chains at the plugin, all at once, with settings of each turn."""
+    found: Counter[str] = Counter()
+    wrong: list[Any] = []
+
+    async def chain(number: int) -> None:
+        dice, session = random.Random(f"{seed} settings {number}"), secrets.token_hex(8)
+        context: list[int] = []
+        missing: list[int] = []
+        held = 0
+        for _ in range(turns):
+            kind = dice.choice(list(SETTINGS))
+            settings, limit = SETTINGS[kind](dice), dice.choice((2, 10, 40))
+            context += (new := dice.choices(_WORDS, k=dice.choice((1, 3, 40, 300))))
+            told: list[Any] = []
+            ids, reason = await vllm.turn(
+                *(session, held, missing + new, limit), settings=settings, logprobs=told
+            )
+            if kind == "not a grammar":
+                found.update(uncompiled=1)
+                if ids or reason in ("stop", "length"):
+                    wrong.append([kind, reason, ids])
+                session, held, missing = secrets.token_hex(8), 0, list(context)
+                continue
+            whole, whole_told = await vllm.generate(list(context), limit, settings)
+            is_equal = ids == whole and told == whole_told
+            found.update(
+                {kind: 1, "turns": 1, "equal": is_equal, "logprobs": len(told), "stopped": reason == "stop"}
+            )
+            if not is_equal:
+                wrong.append([kind, limit, reason, ids[:50], whole[:50], told[:3], whole_told[:3]])
+            context += ids
+            held, missing = len(context) - 1, ids[-1:]
+        await vllm.end(session)
+
+    await asyncio.gather(*map(chain, range(agents)))
+    return {**found, "wrong": wrong[:10], "wrongs": len(wrong), "after": await vllm.settled()}
 
 
 Answer = dict[str, Any]
@@ -213,9 +300,9 @@ class Agent:
     def __init__(self, ws: aiohttp.ClientWebSocketResponse, model: str) -> None:
         self._ws, self._model = ws, model
 
-    async def ask(self, text: str, after: str | None, limit: int, **fields: Any) -> Answer:
+    async def ask(self, said: str, after: str | None, limit: int, **fields: Any) -> Answer:
         frame = {
-            **{"type": "response.create", "model": self._model, "input": [user_item(text)], "store": False},
+            **{"type": "response.create", "model": self._model, "input": [user_item(said)], "store": False},
             **{"temperature": 0, "max_output_tokens": limit, "previous_response_id": after, **fields},
         }
         await self._ws.send_str(json.dumps(frame))
@@ -226,6 +313,14 @@ class Agent:
                 return response
             if event["type"] in ("response.failed", "error"):
                 return {"id": None, "failed": event}
+
+
+_FIELDS: tuple[dict[str, Any], ...] = (
+    {},
+    {},
+    {"text": {"format": {"type": "json_schema", "name": "found", "schema": _SCHEMA, "strict": True}}},
+    {"include": ["message.output_text.logprobs"], "top_logprobs": 2},
+)
 
 
 async def conversation(agent: Agent, number: int, turns: int, seed: int) -> list[Any]:
@@ -244,6 +339,8 @@ async def conversation(agent: Agent, number: int, turns: int, seed: int) -> list
         fields: dict[str, Any] = {"stream_id": f"fork{turn}"} if kind == "fork" else {}
         if kind == "warmup":
             fields["generate"] = False
+        else:
+            fields |= dice.choice(_FIELDS)
         answer = await agent.ask(text, ids[at] if ids else None, dice.choice((16, 16, 40)), **fields)
         usage = answer.get("usage") or {}
         texts = [part["text"] for item in answer.get("output", ()) for part in item.get("content", ())]
@@ -401,6 +498,9 @@ async def check(given: argparse.Namespace, report: Callable[[str, Any], None]) -
             if "tokens" in given.parts:
                 report("tokens alone", await check_tokens(vllm, 1, given.turns, given.seed + 1))
                 report("tokens", await check_tokens(vllm, given.agents, given.turns, given.seed))
+            if "settings" in given.parts:
+                report("settings alone", await check_settings(vllm, 1, given.turns * 4, given.seed + 1))
+                report("settings", await check_settings(vllm, given.agents, given.turns, given.seed))
             for waiting in (0, given.waiting) if "decoding" in given.parts else ():
                 report(f"decoding, {waiting} waiting", await time_decoding(vllm, waiting, 12, given.seed))
             ending = dataclasses.replace(engine, files=with_stops(given.model, Path(directory)))
@@ -427,7 +527,7 @@ def main() -> int:
     parser.add_argument("--agents", type=int, default=64)
     parser.add_argument("--turns", type=int, default=8)
     parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--parts", nargs="+", default=["tokens", "decoding", "chains", "leaving"])
+    parser.add_argument("--parts", nargs="+", default=["tokens", "settings", "decoding", "chains", "leaving"])
     parser.add_argument("--waiting", type=int, default=30, help="sessions that wait while decoding is timed")
     parser.add_argument("--most-s", type=float, default=300.0)
     parser.add_argument("--out", type=Path)

@@ -28,7 +28,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("base", "protocol", "core.generation", "core.chain.head", "core.limits", "core.token_estimates"),
         *("prompts", "sandbox", "observation.live", "engines"),
     ),
-    "engines.vllm.session_scheduler": (),
+    "engines.vllm.session_turns": (),
+    "engines.vllm.session_scheduler": ("engines.vllm.session_turns",),
     "engines.vllm.sessions_plugin": ("engines.vllm.session_scheduler",),
     "mcp": ("", "base.surrogates", "mcp"),
     "safety": (

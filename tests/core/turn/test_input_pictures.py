@@ -89,10 +89,10 @@ def test_pictures_are_counted_along_a_chain():
     two = message([image(), image(data_url(png(2, 2)))])
     first = connection.respond(model="able", input=[two])
     second = connection.respond(model="able", previous=first["id"], input=[message("so?")])
-    error = only_error(connection.create(model="able", previous=second["id"], input=[two]))["error"]
-    assert (error["param"], error["code"]) == ("input", "invalid_value")
     third = connection.respond(model="able", previous=second["id"], input=[message([image()])])
     assert connection.cache.find(third["id"]).carry.pictures == 3
+    error = only_error(connection.create(model="able", previous=third["id"], input=[two]))["error"]
+    assert (error["param"], error["code"]) == ("input", "invalid_value")
 
 
 def test_a_chain_with_pictures_is_not_continued_by_a_blind_model():

@@ -1,29 +1,47 @@
-"""How vLLM up to 0.31 schedules a request that stays open, as far as ``session_scheduler`` changes it.
+"""How vLLM schedules a request that stays open, as far as ``session_scheduler`` and ``session_turns`` change
+it: with the faults of versions up to 0.31, and with the constraint of the first turn.
 
 As with asynchronous scheduling, a step is begun before the token of the step before it has come. The engine
 stops as a whole where vLLM's does.
 """
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from types import SimpleNamespace
+from enum import Enum, auto
 from typing import Any
 
 STOP = 0
 BLOCK = 4
 
 
+class Status(Enum):
+    WAITING = auto()
+    WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR = auto()
+    WAITING_FOR_STREAMING_REQ = auto()
+    RUNNING = auto()
+
+
 @dataclass
+class Constraint:
+    """A grammar, which is being compiled at first, and the tokens that have advanced its state."""
+
+    is_grammar_ready: bool = True
+    accepted: list[int] = field(default_factory=list)
+
+
+@dataclass(eq=False)
 class Request:
     prompt_token_ids: list[int]
     max_tokens: int
     resumable: bool = True
+    structured_output_request: Constraint | None = None
     all_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
     num_output_placeholders: int = 0
     async_tokens_to_discard: int = 0
     block_hashes: list[tuple[int, ...]] = field(default_factory=list)
-    is_running: bool = True
+    status: Status = Status.WAITING
 
     def __post_init__(self) -> None:
         self.all_token_ids = list(self.prompt_token_ids)
@@ -39,38 +57,62 @@ class Request:
             self.block_hashes.append(tuple(self.all_token_ids[:end]))
 
 
+@dataclass
+class StreamingUpdate:
+    """The next turn of a request, made of one that has only its new ids."""
+
+    prompt_token_ids: list[int]
+    max_tokens: int
+
+    @classmethod
+    def from_request(cls, request: Request) -> "StreamingUpdate | None":
+        return cls(request.prompt_token_ids, request.max_tokens) if request.resumable else None
+
+
 class Scheduler:
-    """One request, of which at most two steps are under way at a time."""
+    """One request, of which at most two steps are under way at a time, and others that wait for a place."""
 
     hash_block_size = BLOCK
+    update = StreamingUpdate
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, *, waiting: Iterable[object] = ()) -> None:
         self.request = request
+        self.skipped_waiting: deque[object] = deque(waiting)
+        self.num_waiting_for_streaming_input = 0
+        self.counted = 0
+        """How many places were reserved for sessions when the last step was begun."""
         self.under_way: deque[int] = deque()
-        self.computed: list[int] = []
-        """The tokens whose KV the engine holds, as the model has read them."""
 
     def run(self, *sampled: int) -> list[int]:
         """Run all steps that can be begun; the model samples these tokens. Returns what is emitted."""
         tokens, emitted = iter(sampled), list[int]()
         while True:
-            while len(self.under_way) < 2 and self._begin():
+            while len(self.under_way) < 2 and self.schedule():
                 self.under_way.append(next(tokens))
             if not self.under_way:
                 return emitted
             emitted += self._end(self.under_way.popleft())
 
-    def append(self, ids: list[int], max_tokens: int) -> None:
+    def append(self, ids: list[int], max_tokens: int, constraint: Constraint | None = None) -> None:
         """The next turn."""
-        self._update_request_as_session(
-            self.request, SimpleNamespace(prompt_token_ids=ids, max_tokens=max_tokens)
-        )
-        self.request.is_running = True
+        update = self.update.from_request(Request(ids, max_tokens, structured_output_request=constraint))
+        assert update is not None
+        self._update_request_as_session(self.request, update)
 
-    def _begin(self) -> bool:
-        request = self.request
+    def schedule(self) -> bool:
+        """Begin a step, if one can be begun."""
+        request, constraint = self.request, self.request.structured_output_request
+        self.counted = self.num_waiting_for_streaming_input
+        is_blocked = request.status is Status.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
+        if is_blocked and constraint is not None and constraint.is_grammar_ready:
+            request.status = Status.WAITING
+        if request.status is Status.WAITING:
+            request.status = Status.RUNNING
+            if request in self.skipped_waiting:
+                self.skipped_waiting.remove(request)
         will_emit = request.outputs + request.num_output_placeholders
-        if not request.is_running or (request.num_output_placeholders and will_emit >= request.max_tokens):
+        is_full = request.num_output_placeholders and will_emit >= request.max_tokens
+        if request.status is not Status.RUNNING or is_full:
             return False
         request.num_computed_tokens = len(request.all_token_ids) + request.num_output_placeholders
         request.num_output_placeholders += 1
@@ -84,13 +126,17 @@ class Scheduler:
         request.all_token_ids.append(token)
         request.update_block_hashes()
         request.num_output_placeholders -= 1
+        if request.structured_output_request is not None:
+            request.structured_output_request.accepted.append(token)
         if token == STOP or request.outputs >= request.max_tokens:
-            assert request.is_running, "the engine ends: a request is queued twice"
+            assert request.status is Status.RUNNING, "the engine ends: a request is queued twice"
             self._handle_stopped_request(request)
         return [token]
 
     def _handle_stopped_request(self, request: Any) -> bool:
-        request.is_running = False
+        request.status = Status.WAITING_FOR_STREAMING_REQ
+        self.num_waiting_for_streaming_input += 1
+        self.skipped_waiting.append(request)
         return False
 
     def _update_request_as_session(self, session: Any, update: Any) -> None:
@@ -98,3 +144,5 @@ class Scheduler:
         session.all_token_ids += update.prompt_token_ids
         session.prompt_token_ids = list(session.all_token_ids)
         session.update_block_hashes()
+        self.num_waiting_for_streaming_input -= 1
+        session.status = Status.WAITING

@@ -14,7 +14,7 @@ from aiohttp import web
 from slipring.engines.vllm import sessions_plugin as vllm_sessions
 from slipring.engines.vllm.sessions_plugin import Limits, Sessions, Turn, TurnRefused
 from tests.engines.fakes.server import Refuse, Stall, Step, Stop
-from tests.engines.fakes.tokens import Chunk, actions
+from tests.engines.fakes.tokens import Chunk, actions, decoded
 from tests.engines.fakes.vllm import FakeVllm
 
 
@@ -26,6 +26,7 @@ class Completion:
     text: str
     finish_reason: str | None
     stop_reason: int | None = None
+    logprobs: list[dict[int, Any]] | None = None
 
 
 @dataclass
@@ -42,6 +43,8 @@ class _Input(NamedTuple):
 class FakeVllmWithSessions(FakeVllm):
     most_sessions = 8
     most_tokens = 100_000
+    whole = ""
+    """Why turns with settings of their own are sent whole, if so."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +52,8 @@ class FakeVllmWithSessions(FakeVllm):
         """The open sessions, with the ids that the engine holds."""
         self.closed: asyncio.Queue[str] = asyncio.Queue()
         self.opened: list[str] = []
-        self.sessions = Sessions(Limits(self.most_sessions, self.most_tokens), self._engine)
+        limits = Limits(self.most_sessions, self.most_tokens, whole=self.whole)
+        self.sessions = Sessions(limits, self._engine)
 
     def routes(self) -> list[web.RouteDef]:
         path = vllm_sessions.PATH
@@ -81,6 +85,8 @@ class FakeVllmWithSessions(FakeVllm):
                         reason = action.reason or ("length" if len(action.ids) >= room else None)
                         emitted += action.ids[:room]
                         completion = Completion(action.ids[:room], action.text, reason)
+                        if turn.sampling.logprobs is not None:
+                            completion.logprobs = [_likely(id) for id in completion.token_ids]
                         yield Output([completion], stop.cached_tokens)
                         if reason is not None:
                             break
@@ -98,6 +104,7 @@ class FakeVllmWithSessions(FakeVllm):
                 "most_sessions": limits.sessions,
                 "most_tokens": limits.tokens,
                 "refused": limits.refused,
+                "whole": limits.whole,
             }
         )
 
@@ -127,6 +134,16 @@ class FakeVllmWithSessions(FakeVllm):
 
     async def _end(self, request: web.Request) -> web.Response:
         return web.json_response({"ended": self.sessions.end(request.match_info["id"])})
+
+
+class Likely(NamedTuple):
+    logprob: float
+    decoded_token: str
+
+
+def _likely(id: int) -> dict[int, Likely]:
+    """As the fake without sessions: the chosen token is the second best."""
+    return {other: Likely(at, decoded([other])) for other, at in ((id, -1.0), (id + 1, -0.5))}
 
 
 def session_of(request: dict[str, Any]) -> str | None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from slipring.engines.vllm.session_scheduler import mend_scheduler
-from tests.engines.fakes.vllm_scheduler import BLOCK, STOP, Request, Scheduler
+from slipring.engines.vllm.session_scheduler import mend_scheduler, missing_of
+from tests.engines.fakes.vllm_scheduler import BLOCK, STOP, Request, Scheduler, StreamingUpdate
 
 
 class Mended(Scheduler):
@@ -96,32 +96,59 @@ def test_requests_that_do_not_stay_open_are_left_alone() -> None:
     assert scheduler.request.num_computed_tokens == len([1, 2, 3, 11, STOP])
 
 
-def test_a_class_is_changed_once() -> None:
-    before = vars(Mended).copy()
-    mend_scheduler(Mended)
-    assert vars(Mended) == before
+def test_a_session_that_goes_on_goes_first() -> None:
+    """It has a place in the model runner already, which nothing that waits for one may take."""
+    for kind, place in ((Mended, 0), (Scheduler, 2)):
+        scheduler = kind(Request([1], max_tokens=2), waiting=["one", "two"])
+        scheduler.run(11, 12)
+        scheduler.append([12, 51], max_tokens=2)
+        assert list(scheduler.skipped_waiting).index(scheduler.request) == place
 
 
 @pytest.mark.parametrize(
-    ("version", "plugins", "is_mended"),
+    ("version", "plugins", "mended"),
     [
-        ("0.26.0", "slipring_sessions", True),
-        ("0.26.0", "other,slipring_sessions", True),
-        ("0.26.0", "other", False),
-        ("0.26.0", None, False),
-        ("0.32.0", "slipring_sessions", False),
+        ("0.26.0", "slipring_sessions", {"faults", "own"}),
+        ("0.26.0", "other,slipring_sessions", {"faults", "own"}),
+        ("0.26.0", "other", set()),
+        ("0.26.0", None, set()),
+        ("0.26.1", "slipring_sessions", set()),
+        ("0.32.0", "slipring_sessions", {"own"}),
+        ("0.32.4+cpu", "slipring_sessions", {"own"}),
+        ("0.33.0", "slipring_sessions", set()),
+        ("dev", "slipring_sessions", set()),
     ],
 )
 def test_vllm_loads_it_where_it_is_needed(
-    monkeypatch: pytest.MonkeyPatch, version: str, plugins: str | None, is_mended: bool
+    monkeypatch: pytest.MonkeyPatch, version: str, plugins: str | None, mended: set[str]
 ) -> None:
     class Real(Mended):
         """As vLLM's module has it."""
 
+        schedule = Scheduler.schedule
+        _handle_stopped_request = Scheduler._handle_stopped_request
+        _update_request_as_session = Scheduler._update_request_as_session
+
+    class Update(StreamingUpdate):
+        @classmethod
+        def from_request(cls, request: Request) -> StreamingUpdate | None:
+            return super().from_request(request)
+
+    class Processor:
+        def _update_streaming_request_state(self) -> None:
+            return
+
+    class Worker:
+        def init_device(self) -> None:
+            return
+
     modules: dict[str, dict[str, Any]] = {
         "vllm": {"__version__": version},
-        **{f"vllm.{part}": {} for part in ("v1", "v1.core", "v1.core.sched")},
+        **{f"vllm.{part}": {} for part in ("v1", "v1.core", "v1.core.sched", "v1.engine", "v1.worker")},
         "vllm.v1.core.sched.scheduler": {"Scheduler": Real},
+        "vllm.v1.engine.output_processor": {"OutputProcessor": Processor},
+        "vllm.v1.request": {"StreamingUpdate": Update},
+        "vllm.v1.worker.worker_base": {"WorkerWrapperBase": Worker},
     }
     for name, contents in modules.items():
         module = ModuleType(name)
@@ -131,6 +158,33 @@ def test_vllm_loads_it_where_it_is_needed(
         monkeypatch.delenv("VLLM_PLUGINS", raising=False)
     else:
         monkeypatch.setenv("VLLM_PLUGINS", plugins)
+    before = [vars(each).copy() for each in (Real, Update, Processor, Worker)]
     (found,) = entry_points(group="vllm.general_plugins", name="slipring_sessions")
     found.load()()
-    assert ("is_mended_for_sessions" in vars(Real)) is is_mended
+    after = [vars(each).copy() for each in (Real, Update, Processor, Worker)]
+    assert (after[0].get("_handle_stopped_request") is not before[0]["_handle_stopped_request"]) is (
+        "faults" in mended
+    )
+    changed = [one != other for one, other in zip(before, after, strict=True)]
+    assert changed == [bool(mended), *["own" in mended] * 3]
+    # vLLM may load it again.
+    found.load()()
+    assert [vars(each).copy() for each in (Real, Update, Processor, Worker)] == after
+
+
+@pytest.mark.parametrize(
+    ("version", "is_tested"),
+    [
+        ("0.26.0", True),
+        ("0.26.1", False),
+        ("0.32.0", True),
+        ("0.32.7+cpu", True),
+        ("0.33.0", False),
+        ("dev", False),
+    ],
+)
+def test_turns_have_settings_of_their_own_where_it_was_tested(version: str, is_tested: bool) -> None:
+    missing = missing_of(version)
+    assert (missing is None) is is_tested
+    if missing is not None:
+        assert missing == f"vLLM {version} was not tested with them (0.26.0 and 0.32 were)"

@@ -6,6 +6,7 @@ tested by ``make test-vllm``.
 
 import asyncio
 import json
+import math
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
@@ -23,8 +24,24 @@ from slipring.engines.vllm.sessions_plugin import (
     Sessions,
     SessionsPlugin,
     Turn,
+    TurnRefused,
     answered,
     limits_of,
+)
+
+
+class StructuredOutputsParams(SimpleNamespace):
+    """One constraint."""
+
+
+class Logprob(NamedTuple):
+    logprob: float
+    decoded_token: str
+
+
+MODELS = SimpleNamespace(
+    base_model_paths=[SimpleNamespace(name="tiny"), SimpleNamespace(name="small")],
+    lora_requests={"poet": "the adapter poet"},
 )
 
 
@@ -61,28 +78,36 @@ class Engine:
     """Emits the number of each turn, so many times as the turn allows."""
 
     vllm_config: Any = field(default_factory=config)
-    begun: list[tuple[str, int]] = field(default_factory=list)
+    begun: list[tuple[str, int, Any]] = field(default_factory=list)
     read: list[StreamingInput] = field(default_factory=list)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+    fails: bool = False
+    """Ends turns as vLLM does when a grammar cannot be compiled."""
 
     @property
     def model_config(self) -> Any:
         return SimpleNamespace(get_diff_sampling_param=lambda: {"temperature": 0.6, "top_k": 20})
 
     async def generate(
-        self, inputs: AsyncIterator[StreamingInput], params: Any, id: str, *, priority: int
+        self, inputs: AsyncIterator[StreamingInput], params: Any, id: str, *, priority: int, lora_request: Any
     ) -> AsyncGenerator[Any, None]:
-        self.begun.append((id, priority))
+        self.begun.append((id, priority, lora_request))
         try:
             async for each in inputs:
                 self.read.append(each)
                 if each.prompt["prompt_token_ids"] == [666]:
                     raise ValueError("too evil")
-                most = each.sampling_params.fields["max_tokens"]
+                fields = each.sampling_params.fields
+                most = fields["max_tokens"]
+                likely = {1: Logprob(-0.5, "one"), 2: Logprob(-0.1, "two"), 3: Logprob(-math.inf, "three")}
                 for number in range(1, most + 1):
                     reason = "length" if number == most else None
                     said = SimpleNamespace(
-                        token_ids=[len(self.read)], text="", finish_reason=reason, stop_reason=None
+                        token_ids=[len(self.read)],
+                        text="",
+                        logprobs=None if fields.get("logprobs") is None else [likely],
+                        finish_reason="error" if self.fails and reason else reason,
+                        stop_reason=None,
                     )
                     yield SimpleNamespace(outputs=[said], num_cached_tokens=3)
         finally:
@@ -101,8 +126,13 @@ class Answer(NamedTuple):
 class Vllm:
     """An API process that has loaded the plugin, without a socket."""
 
-    def __init__(self, app: Starlette) -> None:
+    def __init__(self, app: Starlette, plugin: SessionsPlugin) -> None:
         self._app = app
+        self.plugin = plugin
+
+    @property
+    def sessions(self) -> Sessions:
+        return self.plugin._ready()
 
     async def get(self, path: str) -> Answer:
         return await self._ask("GET", path, b"")
@@ -156,6 +186,7 @@ async def vllm(monkeypatch: pytest.MonkeyPatch, engine: Engine) -> Vllm:
         "vllm.engine.protocol": {"StreamingInput": StreamingInput},
         "vllm.sampling_params": {
             "SamplingParams": SamplingParams,
+            "StructuredOutputsParams": StructuredOutputsParams,
             "RequestOutputKind": SimpleNamespace(DELTA="delta"),
         },
     }
@@ -165,8 +196,9 @@ async def vllm(monkeypatch: pytest.MonkeyPatch, engine: Engine) -> Vllm:
         monkeypatch.setitem(sys.modules, name, module)
     plugin, app = SessionsPlugin(), Starlette()
     plugin.attach_router(app)
+    app.state.openai_serving_models = MODELS
     await plugin.init_state(engine, app.state, None)
-    return Vllm(app)
+    return Vllm(app, plugin)
 
 
 def turn(**fields: Any) -> dict[str, Any]:
@@ -178,7 +210,7 @@ async def test_turns_of_a_session_are_inputs_of_one_request(vllm: Vllm, engine: 
     first = await vllm.post(PATH, turn(cache_salt="tenant", priority=3))
     # Three ids and the first of two that were emitted.
     second = await vllm.post(PATH, turn(held=4, prompt=[7], sampling={"temperature": 0.1}))
-    assert engine.begun == [("slipring-s", 3)]
+    assert engine.begun == [("slipring-s", 3, None)]
     assert [each.prompt["prompt_token_ids"] for each in engine.read] == [[1, 2, 3], [7]]
     assert engine.read[0].prompt["cache_salt"] == "tenant"
     assert engine.read[0].sampling_params.fields["temperature"] == 0.6
@@ -200,7 +232,8 @@ async def test_turns_of_a_session_are_inputs_of_one_request(vllm: Vllm, engine: 
     [
         (turn(held=3), 404, "no such session"),
         (turn(prompt=[]), 400, "at least one id"),
-        (turn(sampling={"seed": 1}), 400, "unknown field `seed`"),
+        (turn(sampling={"best_of": 1}), 400, "unknown field `best_of`"),
+        (turn(model="unknown"), 404, "There is no model unknown"),
         (turn(sampling={"temperature": -1.0}), 400, "temperature must be non-negative"),
         (turn(prompt=[1] * 601), 400, "no room"),
     ],
@@ -222,7 +255,7 @@ async def test_a_context_that_is_not_the_expected_one_is_left_alone(vllm: Vllm) 
 
 
 async def test_there_are_as_many_sessions_as_half_of_the_requests(vllm: Vllm) -> None:
-    limits = {"most_sessions": 2, "most_tokens": 600, "refused": ""}
+    limits = {"most_sessions": 2, "most_tokens": 600, "refused": "", "whole": ""}
     assert (await vllm.get(PATH)).json() == {**limits, "sessions": 0, "tokens": 0}
     statuses = [(await vllm.post(PATH, turn(session=name))).status for name in "abc"]
     assert statuses == [200, 200, 400]
@@ -243,6 +276,45 @@ async def test_a_failure_of_the_engine_ends_the_session(vllm: Vllm, engine: Engi
     assert '"error":{"message":"too evil","code":400}' in answer.text
     assert engine.ended.is_set()
     assert (await vllm.post(f"{PATH}/s/end")).json() == {"ended": False}
+
+
+async def test_each_turn_has_its_own_settings(vllm: Vllm, engine: Engine) -> None:
+    schema = {"structured_outputs": {"json": {"type": "integer"}}}
+    await vllm.post(PATH, turn(sampling={**schema, "seed": 7}))
+    biased = await vllm.post(PATH, turn(held=4, sampling={"logit_bias": {"5": 2.5}, "logprobs": 2}))
+    plain = await vllm.post(PATH, turn(held=8))
+    first, second, third = (each.sampling_params.fields for each in engine.read)
+    assert first["structured_outputs"] == StructuredOutputsParams(json={"type": "integer"})
+    assert first["seed"] == 7
+    assert (second["logit_bias"], second["logprobs"]) == ({5: 2.5}, 2)
+    assert not {"structured_outputs", "seed", "logit_bias", "logprobs"} & third.keys()
+    sent = {"tokens": ["two"], "token_logprobs": [-0.1]}
+    top = {"one": -0.5, "two": -0.1, "three": -9999.0}
+    logprobs = json.dumps({**sent, "top_logprobs": [top]}, separators=(",", ":"))
+    assert biased.text.count(f'"logprobs":{logprobs}') == 2
+    assert plain.text.count('"logprobs":null') == 2
+
+
+async def test_tokens_that_are_not_text_are_named_by_their_ids(vllm: Vllm) -> None:
+    answer = await vllm.post(PATH, turn(sampling={"logprobs": 0, "detokenize": False, "max_tokens": 1}))
+    assert '"tokens":["token_id:1"],"token_logprobs":[-0.5]' in answer.text
+
+
+async def test_a_session_belongs_to_a_model(vllm: Vllm, engine: Engine) -> None:
+    """The answer of another adapter would be that of another model."""
+    await vllm.post(PATH, turn(model="poet"))
+    await vllm.post(PATH, turn(session="t", model="small"))
+    assert [adapter for _, _, adapter in engine.begun] == ["the adapter poet", None]
+    assert (await vllm.post(PATH, turn(held=4, model="tiny"))).status == 404
+    assert (await vllm.post(PATH, turn(held=4, model="poet"))).status == 200
+
+
+async def test_a_turn_that_does_not_end_regularly_ends_the_session(vllm: Vllm, engine: Engine) -> None:
+    engine.fails = True
+    answer = await vllm.post(PATH, turn())
+    assert '"error":{"message":"The engine has ended the turn: error.","code":500}' in answer.text
+    assert engine.ended.is_set()
+    assert (await vllm.post(PATH, turn(held=4))).status == 404
 
 
 async def test_an_idle_session_ends(vllm: Vllm, engine: Engine) -> None:
@@ -290,6 +362,16 @@ def test_versions_that_lose_track_of_sessions_have_none(version: str, is_right: 
     assert (f"vLLM {version}" in limits.refused) is not is_right
 
 
+async def test_settings_of_a_turn_are_refused_where_they_were_not_tested() -> None:
+    limits = limits_of(config(), "0.33.0")
+    assert limits.sessions
+    sessions = Sessions(limits, lambda turn, inputs: None)
+    own = Sampling(max_tokens=1, seed=1, logprobs=0)
+    with pytest.raises(TurnRefused, match=r"its own seed, logprobs: vLLM 0\.33\.0 was not tested"):
+        sessions.begin(Turn("s", 0, [1], own), lambda turn: None)
+    sessions.begin(Turn("s", 0, [1], Sampling(max_tokens=1)), lambda turn: None)
+
+
 def test_vllm_finds_the_plugin() -> None:
     (found,) = entry_points(group="vllm.endpoint_plugins", name="slipring_sessions")
     plugin = found.load()()
@@ -303,7 +385,9 @@ async def test_a_session_that_is_ended_while_its_turn_runs_frees_the_engine_with
         try:
             async for _ in inputs:
                 await rest.wait()
-                said = SimpleNamespace(token_ids=[1], text="", finish_reason="length", stop_reason=None)
+                said = SimpleNamespace(
+                    token_ids=[1], text="", logprobs=None, finish_reason="length", stop_reason=None
+                )
                 yield SimpleNamespace(outputs=[said], num_cached_tokens=0)
         finally:
             closed.set()
@@ -334,6 +418,26 @@ async def test_a_session_ends_with_the_request_of_a_client_that_leaves(
     assert (await vllm.post(PATH, turn())).status == 200
 
 
+async def test_a_turn_may_begin_before_the_request_for_the_last_has_returned(
+    vllm: Vllm, engine: Engine
+) -> None:
+    """Its client has the whole answer, and sends the next turn at once."""
+    sessions = vllm.sessions
+    asked = Turn("s", 0, [1, 2, 3], Sampling(2))
+    session = sessions.begin(asked, vllm.plugin._make_input)
+    events = answered(sessions, session, asked)
+    while await anext(events) != b"data: [DONE]\n\n":
+        continue
+    again = Turn("s", 4, [7], Sampling(2))
+    assert sessions.begin(again, vllm.plugin._make_input) is session
+    await events.aclose()
+    sessions.abandon(session, 1)
+    assert len(sessions) == 1
+    told = [event async for event in answered(sessions, session, again)]
+    assert told[-1] == b"data: [DONE]\n\n"
+    assert not engine.ended.is_set()
+
+
 async def test_a_session_that_is_ended_before_its_turn_is_answered_is_not_run() -> None:
     closed = asyncio.Event()
 
@@ -353,7 +457,7 @@ async def test_a_session_that_is_ended_before_its_turn_is_answered_is_not_run() 
     # The generator is closed by a task that has not run yet; the answer leaves it alone.
     assert b"has ended" in b"".join([event async for event in events])
     again = sessions.begin(turn, lambda turn: turn)
-    sessions.abandon(session)  # not the new one with its name
+    sessions.abandon(session, 1)  # not the new one with its name
     assert len(sessions) == 1
-    sessions.abandon(again)
+    sessions.abandon(again, 1)
     assert not len(sessions)

@@ -97,24 +97,88 @@ async def test_warmups_leave_nothing_of_their_own_in_a_session() -> None:
         assert decoded(fake.prompts[3]).count("user\nthree<|im_end|>\n<|im_start|>user\nfour") == 1
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"text": {"format": {"type": "json_object"}}},
-        {"include": ["message.output_text.logprobs"]},
-        {"tools": [LENIENT], "tool_choice": "required"},
-    ],
-)
-async def test_what_a_session_cannot_do_is_sent_whole_beside_it(fields: dict[str, Any]) -> None:
+OWN: list[dict[str, Any]] = [
+    {"include": ["message.output_text.logprobs"], "top_logprobs": 1},
+    {"tools": [LENIENT], "tool_choice": "required"},
+    {"tools": [WEATHER]},
+]
+
+
+class Unsettled(FakeVllmWithSessions):
+    whole = "vLLM 9.9.9 was not tested with them"
+
+
+async def owned(fake: FakeVllmWithSessions, socket: Socket, fields: dict[str, Any]) -> list[Any]:
+    """A chain whose third turn has settings of its own, and whose fourth has not. Returns both responses."""
+    shared: dict[str, Any] = {"tools": fields["tools"]} if "tools" in fields else {}
+    if shared and "tool_choice" not in fields:
+        shared["tool_choice"] = "none"
+    _, two = await turns(socket, "one", "two", **shared)
+    is_call = fields.get("tool_choice") == "required"
+    fake.script(*((Call("get_weather", "{}"), Stop()) if is_call else (Say(("{}",)), Stop())))
+    (three,) = await turns(socket, "three", after=two["id"], **fields)
+    last = output(three["output"][0]["call_id"], "sunny") if is_call else "four"
+    (four,) = await turns(socket, last, after=three["id"], **shared)
+    return [three, four]
+
+
+@pytest.mark.parametrize("fields", OWN)
+async def test_turns_have_settings_of_their_own(fields: dict[str, Any]) -> None:
     async with running() as (fake, server), server.connect() as socket:
-        shared: dict[str, Any] = {"tools": [LENIENT]} if "tools" in fields else {}
-        _, two = await turns(socket, "one", "two", **shared)
-        script = (Call("get_weather", "{}"), Stop()) if shared else (Say(("{}",)), Stop())
-        fake.script(*script)
-        (three,) = await turns(socket, "three", after=two["id"], **fields)
+        three, four = await owned(fake, socket, fields)
+        assert [session_of(each) is None for each in fake.requests] == [True, False, False, False]
+        assert len({session_of(each) for each in fake.requests[1:]}) == 1
+        own, next_one = (each["sampling"] for each in fake.requests[2:])
+        if "include" in fields:
+            assert own["logprobs"] == 1
+            (first, *_) = three["output"][0]["content"][0]["logprobs"]
+            assert (first["logprob"], [each["logprob"] for each in first["top_logprobs"]]) == (-1.0, [-0.5])
+        else:
+            assert own["structured_outputs"]
+        assert not {"structured_outputs", "logprobs"} & next_one.keys()
+        assert three["status"] == four["status"] == "completed"
+        prompts = [decoded(prompt) for prompt in fake.prompts]
+    async with in_front_of(FakeVllm()) as (plain, server), server.connect() as socket:
+        await owned(plain, socket, fields)  # type: ignore[arg-type]
+        assert [decoded(prompt) for prompt in plain.prompts] == prompts
+        assert plain.requests[2].get("structured_outputs") == own.get("structured_outputs")
+
+
+async def test_turns_with_a_format_share_a_session() -> None:
+    """The format is part of the context: the chain has it from the beginning."""
+    text = {"format": {"type": "json_object"}}
+    async with running() as (fake, server), server.connect() as socket:
+        for _ in range(4):
+            fake.script(Say(("{}",)), Stop())
+        await turns(socket, "one", "two", "three", "four", text=text)
+        assert len({session_of(each) for each in fake.requests[1:]}) == 1
+        assert all(each["sampling"]["structured_outputs"] for each in fake.requests[1:])
+
+
+@pytest.mark.parametrize("fields", OWN)
+async def test_what_a_session_cannot_do_is_sent_whole_beside_it(fields: dict[str, Any]) -> None:
+    async with in_front_of(Unsettled()) as (fake, server), server.connect() as socket:
+        await owned(fake, socket, fields)
         assert session_of(fake.requests[2]) is None
-        assert list(fake.contexts) == fake.opened == [session_of(fake.requests[1])]
-        assert three["status"] == "completed"
+        assert list(fake.contexts) == [fake.opened[-1]]
+
+
+@pytest.mark.parametrize(("kind", "is_inside"), [(FakeVllmWithSessions, True), (Unsettled, False)])
+async def test_seeds_and_biases_are_those_of_their_turn(
+    kind: type[FakeVllmWithSessions], is_inside: bool
+) -> None:
+    async with in_front_of(kind()) as (fake, server), server.connect() as socket:
+        _, two = await turns(socket, "one", "two")
+        (three,) = await turns(socket, "three", after=two["id"], seed=7)
+        (warm,) = await turns(socket, "four", after=three["id"], seed=8, generate=False)
+        await turns(socket, "five", after=warm["id"])
+        own, warmup, last = fake.requests[2:]
+        assert (session_of(own) is not None) is is_inside
+        assert (own["sampling"] if is_inside else own)["seed"] == 7
+        # A warmup samples nothing that stays.
+        assert session_of(warmup) is not None
+        assert "seed" not in warmup["sampling"]
+        assert "seed" not in last["sampling"]
 
 
 async def test_a_turn_that_adds_nothing_is_not_sent_empty() -> None:

@@ -83,6 +83,8 @@ class VllmEngine(SessionServer):
     name = "vllm"
     maker = "a vLLM server"
     options: VllmOptions
+    _takes_own_settings = False
+    """Whether a turn in a session may have a constraint, a seed, log probabilities or biases of its own."""
 
     def __init__(self, options: VllmOptions) -> None:
         super().__init__(options)
@@ -135,8 +137,8 @@ class VllmEngine(SessionServer):
             "cache_salt": tenant_salt(job.tenant),
             **self._sampling(job.settings),
         }
-        is_local = self.renderer.vocabulary.is_local
         if job.settings.logprobs and job.generate:
+            is_local = self.renderer.vocabulary.is_local
             body |= {"logprobs": job.settings.top_logprobs, "return_tokens_as_token_ids": is_local}
         if self.options.priorities:
             body["priority"] = 0 if job.generate else 1  # the lower value goes first
@@ -147,30 +149,38 @@ class VllmEngine(SessionServer):
         return Request("/v1/completions", pieces, headers, partial(_Parser, self, job.settings.top_logprobs))
 
     def takes_session(self, job: Job, constraint: Constraint | None) -> bool:
-        # vLLM reads these from the first turn of a session only.
         settings = job.settings
-        reads_once = settings.seed is not None or settings.logit_bias
-        return constraint is None and not reads_once and not (settings.logprobs and job.generate)
+        has_own = (
+            constraint is not None or settings.seed is not None or settings.logit_bias or settings.logprobs
+        )
+        return self._takes_own_settings or not job.generate or not has_own
 
     def write_in_session(
         self, job: Job, sent: Rendered, addressed: Addressed, limit: int, constraint: Constraint | None
     ) -> Request:
+        sampling: dict[str, Any] = {
+            # vLLM prefills for no less than one token. It drops the last one that it emits.
+            "max_tokens": max(limit, 1),
+            "stop_token_ids": sorted(self.renderer.stop_ids()),
+            "detokenize": not self.renderer.vocabulary.is_local,
+        }
+        if limit:
+            sampling |= self._sampling(job.settings)
+            if job.settings.logprobs:
+                sampling["logprobs"] = job.settings.top_logprobs
+        if constraint is not None:
+            sampling["structured_outputs"] = _structured_outputs(constraint)
         body = {
             "session": addressed.id,
             "held": addressed.held,
-            "sampling": {
-                # vLLM prefills for no less than one token. It drops the last one that it emits.
-                "max_tokens": max(limit, 1),
-                "stop_token_ids": sorted(self.renderer.stop_ids()),
-                "detokenize": not self.renderer.vocabulary.is_local,
-                **self._sampling(job.settings),
-            },
+            "sampling": sampling,
+            "model": self.served.name,
             "cache_salt": tenant_salt(job.tenant),
             "idle_s": self.options.session_idle_s,
         }
         pieces = spliced(b'{"prompt":[', addressed.pieces, b"]," + wire.encode(body)[1:])
         headers = self._upstream.affinity_headers(job)
-        return Request(_SESSIONS, pieces, headers, partial(_Parser, self, 0))
+        return Request(_SESSIONS, pieces, headers, partial(_Parser, self, job.settings.top_logprobs))
 
     async def _open_sessions(self) -> Sessions | None:
         """Where sessions are kept; None if there are none at this server."""
@@ -191,6 +201,7 @@ class VllmEngine(SessionServer):
                 raise StartupError(f"--engine vllm: {found}")
             log.warning("%s", found)
             return None
+        self._takes_own_settings = not limits.whole
         return Sessions(
             Protocol("vLLM", None, self._end_session, keeps_last=False),
             most=min(options.max_sessions, limits.most_sessions),
@@ -244,6 +255,8 @@ class _SessionLimits(Struct):
     most_tokens: int
     refused: str = ""
     """Why it allows none, if so."""
+    whole: str = ""
+    """Why a turn with settings of its own has to be sent whole, if so."""
 
 
 class _Logprobs(Struct):

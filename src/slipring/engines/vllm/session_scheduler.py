@@ -3,7 +3,7 @@
 Runs in the processes of a vLLM server, that of its engine included, not in slipring's. vLLM loads it with the
 plugin of ``sessions_plugin``, whose sessions are such requests. Other requests are scheduled as before.
 
-Three faults, up to vLLM 0.31, read in its source:
+Four faults, up to vLLM 0.31, read in its source:
 
 - With asynchronous scheduling, the default on GPUs, the step after the one that samples a stop token is under
   way already. Its token reaches the request when its turn has ended: it becomes the first of the next turn,
@@ -11,18 +11,27 @@ Three faults, up to vLLM 0.31, read in its source:
 - A turn has the ``max_tokens`` of the first.
 - The token that is dropped at the end of a turn stays in the hash of its block. Another prompt with that
   token then finds a block in the prefix cache that was computed without it.
+- A session that goes on is not counted among the requests that have a place in the model runner, though it
+  has one. A request that was queued before it may take one too many, which ends the engine.
 
-Needs nothing of slipring but this module, and nothing beyond what vLLM installs.
+``session_turns`` says what is changed so that each turn has settings of its own.
+
+Needs nothing of slipring but this module and ``session_turns``, and nothing beyond what vLLM installs.
 """
 
 import os
 import re
+from collections import deque
 from typing import Any
+
+from slipring.engines.vllm.session_turns import keep_grammars, keep_outputs, keep_seeds
 
 PLUGIN = "slipring_sessions"
 MENDED = ((0, 26, 0),)
-"""Versions that ``mend`` makes right: those that it was tested with, on a GPU."""
+"""Versions whose scheduler ``mend`` makes right: those that it was tested with, on a GPU."""
 RIGHT_SINCE = (0, 32, 0)
+OWN_SETTINGS = ((0, 26, 0), (0, 32))
+"""Versions, or all with these first numbers, in which ``mend`` gives each turn its own settings."""
 _NUMBERS = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 
 
@@ -30,26 +39,47 @@ def fault_of(version: str) -> str | None:
     """Why sessions are not right with a version of vLLM, in a few words; None if they are."""
     if (numbers := _numbers(version)) is not None and (numbers in MENDED or numbers >= RIGHT_SINCE):
         return None
-    right = " and ".join(".".join(map(str, each)) for each in MENDED)
-    since = ".".join(map(str, RIGHT_SINCE))
+    right, since = " and ".join(map(_spelled, MENDED)), _spelled(RIGHT_SINCE)
     return f"vLLM {version}, which loses track of sessions (it is {right}, or {since} and later, that do not)"
 
 
+def missing_of(version: str) -> str | None:
+    """Why turns cannot have settings of their own with a version of vLLM; None if they can."""
+    numbers = _numbers(version)
+    if numbers is not None and any(numbers[: len(named)] == named for named in OWN_SETTINGS):
+        return None
+    return f"vLLM {version} was not tested with them ({' and '.join(map(_spelled, OWN_SETTINGS))} were)"
+
+
 def mend() -> None:
-    """Mend the scheduler of this process, if sessions are asked for and this version of vLLM needs it. vLLM
-    calls it in each of its processes, perhaps several times."""
+    """Mend vLLM in this process, if sessions are asked for and this version needs it. vLLM calls it in each
+    of its processes, perhaps several times."""
     import vllm
 
-    if PLUGIN in os.environ.get("VLLM_PLUGINS", "").split(",") and _numbers(vllm.__version__) in MENDED:
-        from vllm.v1.core.sched.scheduler import Scheduler
+    if PLUGIN not in os.environ.get("VLLM_PLUGINS", "").split(","):
+        return
+    has_faults, has_own = _numbers(vllm.__version__) in MENDED, missing_of(vllm.__version__) is None
+    if not has_faults and not has_own:
+        return
+    from vllm.v1.core.sched.scheduler import Scheduler
 
+    if "is_mended_for_sessions" in vars(Scheduler):
+        return
+    Scheduler.is_mended_for_sessions = True
+    if has_faults:
         mend_scheduler(Scheduler)
+    if has_own:
+        from vllm.v1.engine.output_processor import OutputProcessor
+        from vllm.v1.request import StreamingUpdate
+        from vllm.v1.worker.worker_base import WorkerWrapperBase
+
+        keep_grammars(StreamingUpdate, Scheduler)
+        keep_outputs(OutputProcessor)
+        keep_seeds(WorkerWrapperBase)
 
 
 def mend_scheduler(scheduler: Any) -> None:
-    """Change a class of schedulers, once."""
-    if "is_mended_for_sessions" in vars(scheduler):
-        return
+    """Change a class of schedulers."""
     handle_stopped_request = scheduler._handle_stopped_request
     update_request_as_session = scheduler._update_request_as_session
 
@@ -63,10 +93,10 @@ def mend_scheduler(scheduler: Any) -> None:
         del session.block_hashes[session.num_computed_tokens // self.hash_block_size :]
         session.max_tokens = update.max_tokens
         update_request_as_session(self, session, update)
+        _go_first(self.skipped_waiting, session)
 
     scheduler._handle_stopped_request = handle_stopped
     scheduler._update_request_as_session = update_as_session
-    scheduler.is_mended_for_sessions = True
 
 
 def _forget_steps_under_way(request: Any) -> None:
@@ -77,6 +107,18 @@ def _forget_steps_under_way(request: Any) -> None:
     request.num_output_placeholders = 0
 
 
-def _numbers(version: str) -> tuple[int, int, int] | None:
+def _go_first(queue: Any, session: Any) -> None:
+    """A session has its place in the model runner, and is not counted while it waits to go on. So it goes
+    before all that wait for a place, or there would be one too few."""
+    if isinstance(queue, deque) and session in queue:
+        queue.remove(session)
+        queue.appendleft(session)
+
+
+def _numbers(version: str) -> tuple[int, ...] | None:
     found = _NUMBERS.match(version)
     return (int(found[1]), int(found[2]), int(found[3])) if found else None
+
+
+def _spelled(numbers: tuple[int, ...]) -> str:
+    return ".".join(map(str, numbers))

@@ -8,7 +8,8 @@ vLLM drops the last id that a turn has emitted, because it was never computed. S
 holds the ids of its prompts and all but the last of those that were emitted. A turn says how many ids it
 expects to be held, and is refused if there are more or fewer.
 
-Needs nothing of slipring but this module and ``session_scheduler``, and nothing beyond what vLLM installs.
+Needs nothing of slipring but this module, ``session_scheduler`` and ``session_turns``, and nothing beyond
+what vLLM installs.
 """
 
 import asyncio
@@ -23,20 +24,23 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from slipring.engines.vllm.session_scheduler import PLUGIN, fault_of
+from slipring.engines.vllm.session_scheduler import PLUGIN, fault_of, missing_of
 
 log = logging.getLogger("vllm.slipring")
 
 PATH = "/v1/slipring/sessions"
 """Below ``/v1``, where vLLM asks for its key."""
 _LONGEST_IDLE_S = 86_400.0
+_OWN = ("seed", "logit_bias", "logprobs", "structured_outputs")
+_LEAST_LOGPROB = -9999.0
+"""What stands for minus infinity in JSON, as in vLLM's own API."""
+_ENDS = ("stop", "length")
+"""The regular ends of a turn. After any other vLLM has dropped the request."""
 
 
 class Sampling(Struct, forbid_unknown_fields=True):
-    """The sampling of one turn, by the names of vLLM. What is not given is as the model's authors recommend.
-
-    Without seeds, log probabilities and constraints, which vLLM reads from a session's first turn only.
-    """
+    """The sampling of one turn, by the names of vLLM. What is not given is as the model's authors
+    recommend."""
 
     max_tokens: int
     temperature: float | None = None
@@ -48,6 +52,14 @@ class Sampling(Struct, forbid_unknown_fields=True):
     repetition_penalty: float | None = None
     stop_token_ids: list[int] = []
     detokenize: bool = True
+    seed: int | None = None
+    logit_bias: dict[int, float] | None = None
+    logprobs: int | None = None
+    structured_outputs: dict[str, Any] | None = None
+
+    def own(self) -> list[str]:
+        """The settings that vLLM by itself reads from the first turn of a session only."""
+        return [name for name in _OWN if getattr(self, name) is not None]
 
 
 class Turn(Struct, forbid_unknown_fields=True):
@@ -58,6 +70,8 @@ class Turn(Struct, forbid_unknown_fields=True):
     """How many ids the session holds; 0 opens it."""
     prompt: list[int]
     sampling: Sampling
+    model: str = ""
+    """The name of the model or of an adapter; without one, the model."""
     cache_salt: str = ""
     priority: int = 0
     idle_s: float = 600.0
@@ -79,16 +93,22 @@ class Limits(Struct, frozen=True):
     """What sessions hold cannot be used for anything else, so the longest request must fit beside them."""
     refused: str = ""
     """Why there are none, if so."""
+    whole: str = ""
+    """Why a turn cannot have settings of its own in a session, if so."""
 
 
 class Session:
     """A request that stays open."""
 
-    def __init__(self, id: str, idle_s: float) -> None:
+    def __init__(self, id: str, model: str, idle_s: float) -> None:
         self.id = id
+        self.model = model
         self.idle_s = idle_s
         self.held = 0
         """Ids that the engine holds, or will hold when the running turn has been prefilled."""
+        self.turns = 0
+        """How many turns have begun. The next may begin before the request for the last has returned, which
+        has sent all of its answer: it must leave that turn alone."""
         self.is_busy = True
         """A turn has begun, and not ended."""
         self.is_answered = False
@@ -121,7 +141,13 @@ class Sessions:
         session = self._open.get(turn.session)
         if not turn.prompt:
             raise TurnRefused(400, "A turn needs at least one id.")
-        if (0 if session is None else session.held) != turn.held or (session is not None and session.is_busy):
+        if self.limits.whole and (own := turn.sampling.own()):
+            raise TurnRefused(400, f"A turn cannot have its own {', '.join(own)}: {self.limits.whole}.")
+        if session is None:
+            is_known = not turn.held
+        else:
+            is_known = turn.held == session.held and turn.model == session.model and not session.is_busy
+        if not is_known:
             raise TurnRefused(404, "There is no such session, or its context is another one.")
         if session is None and len(self._open) >= self.limits.sessions:
             raise TurnRefused(400, "There is no room for another session.")
@@ -131,6 +157,7 @@ class Sessions:
         if session is None:
             session = self._opened(turn)
         session.is_busy = True
+        session.turns += 1
         session.held += len(turn.prompt)
         if session.expiry is not None:
             session.expiry.cancel()
@@ -138,7 +165,7 @@ class Sessions:
         return session
 
     def _opened(self, turn: Turn) -> Session:
-        session = Session(turn.session, min(turn.idle_s, _LONGEST_IDLE_S))
+        session = Session(turn.session, turn.model, min(turn.idle_s, _LONGEST_IDLE_S))
 
         async def inputs() -> AsyncIterator[Any]:
             while True:
@@ -163,9 +190,10 @@ class Sessions:
         session.is_busy = session.is_answered = False
         self._expire_later(session)
 
-    def abandon(self, session: Session) -> None:
-        """End a session whose turn has begun, if no request answers that turn any more."""
-        if session.is_busy and self._open.get(session.id) is session:
+    def abandon(self, session: Session, turn: int) -> None:
+        """End a session in which the turn with this number has begun and not ended: no request answers it any
+        more."""
+        if session.is_busy and session.turns == turn and self._open.get(session.id) is session:
             session.is_answered = False
             self.end(session.id)
 
@@ -212,7 +240,10 @@ def limits_of(config: Any, version: str) -> Limits:
         refused = f"no sessions are opened, because of {', '.join(found)}"
         log.warning("%s", refused)
         return Limits(0, 0, refused)
-    return Limits(max(config.scheduler_config.max_num_seqs // 2, 1), most)
+    whole = missing_of(version) or ""
+    if whole:
+        log.warning("turns with strict tools, formats, seeds or log probabilities have no session: %s", whole)
+    return Limits(max(config.scheduler_config.max_num_seqs // 2, 1), most, whole=whole)
 
 
 class SessionsPlugin:
@@ -235,13 +266,15 @@ class SessionsPlugin:
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
         import vllm
         from vllm.engine.protocol import StreamingInput
-        from vllm.sampling_params import RequestOutputKind, SamplingParams
+        from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
         recommended = engine_client.model_config.get_diff_sampling_param()
 
         def params(turn: Turn) -> Any:
             asked = msgspec.structs.asdict(turn.sampling)
             given = {name: value for name, value in asked.items() if value is not None}
+            if constraint := given.get("structured_outputs"):
+                given["structured_outputs"] = StructuredOutputsParams(**constraint)
             return SamplingParams(**{**recommended, **given}, output_kind=RequestOutputKind.DELTA)
 
         def make_input(turn: Turn) -> Any:
@@ -252,8 +285,20 @@ class SessionsPlugin:
                 raise TurnRefused(400, str(error)) from None
 
         def generate(turn: Turn, inputs: AsyncIterator[Any]) -> Any:
-            id = f"slipring-{turn.session}"
-            return engine_client.generate(inputs, params(turn), id, priority=turn.priority)
+            return engine_client.generate(
+                inputs,
+                params(turn),
+                f"slipring-{turn.session}",
+                priority=turn.priority,
+                lora_request=adapter(turn.model),
+            )
+
+        def adapter(name: str) -> Any:
+            models = state.openai_serving_models
+            found = models.lora_requests.get(name)
+            if found is None and name and all(each.name != name for each in models.base_model_paths):
+                raise TurnRefused(404, f"There is no model {name}.")
+            return found
 
         self._make_input = make_input
         self._sessions = Sessions(limits_of(engine_client.vllm_config, vllm.__version__), generate)
@@ -268,6 +313,7 @@ class SessionsPlugin:
                 "sessions": len(sessions),
                 "tokens": sessions.held_tokens,
                 "refused": limits.refused,
+                "whole": limits.whole,
             }
         )
 
@@ -298,7 +344,7 @@ class _Answer(StreamingResponse):
     sent; then nothing but garbage collection would close the generator of events, some time."""
 
     def __init__(self, sessions: Sessions, session: Session, turn: Turn) -> None:
-        self._sessions, self._session = sessions, session
+        self._sessions, self._session, self._turn = sessions, session, session.turns
         self._events = answered(sessions, session, turn)
         super().__init__(self._events, media_type="text/event-stream")
 
@@ -307,13 +353,13 @@ class _Answer(StreamingResponse):
             await super().__call__(scope, receive, send)
         finally:
             await self._events.aclose()
-            self._sessions.abandon(self._session)
+            self._sessions.abandon(self._session, self._turn)
 
 
 async def answered(sessions: Sessions, session: Session, turn: Turn) -> AsyncGenerator[bytes, None]:
     """The events of a turn, in the form of a streamed completion. A turn that does not end regularly, or
     whose client leaves, ends its session."""
-    emitted, reason = 0, None
+    emitted, reason, number = 0, None, session.turns
     if not sessions.answer(session):
         yield _event(error={"message": "The session has ended.", "code": 404})
         return
@@ -328,12 +374,15 @@ async def answered(sessions: Sessions, session: Session, turn: Turn) -> AsyncGen
                         {
                             "text": each.text,
                             "token_ids": list(each.token_ids),
+                            "logprobs": _logprobs(each, as_text=turn.sampling.detokenize),
                             "finish_reason": reason,
                             "stop_reason": each.stop_reason,
                         }
                     ]
                 )
             if reason is not None:
+                if reason not in _ENDS:
+                    raise RuntimeError(f"The engine has ended the turn: {reason}.")
                 cached = turn.held or output.num_cached_tokens or 0
                 sessions.complete(session, emitted)
                 yield _event(
@@ -350,10 +399,30 @@ async def answered(sessions: Sessions, session: Session, turn: Turn) -> AsyncGen
         code = 400 if isinstance(error, ValueError) else 500
         yield _event(error={"message": str(error) or type(error).__name__, "code": code})
     finally:
-        if session.is_busy:
+        if session.is_busy and session.turns == number:
             sessions.end(session.id)
             async with aclosing(session.outputs):
                 pass
+
+
+def _logprobs(completion: Any, *, as_text: bool) -> dict[str, Any] | None:
+    """The log probabilities of new tokens, in the form of a completion."""
+    if completion.logprobs is None:
+        return None
+
+    def name(id: int, found: Any) -> str:
+        return found.decoded_token if as_text else f"token_id:{id}"
+
+    steps = [
+        {id: (name(id, found), max(found.logprob, _LEAST_LOGPROB)) for id, found in step.items()}
+        for step in completion.logprobs
+    ]
+    chosen = [step[id] for id, step in zip(completion.token_ids, steps, strict=True)]
+    return {
+        "tokens": [token for token, _ in chosen],
+        "token_logprobs": [logprob for _, logprob in chosen],
+        "top_logprobs": [dict(step.values()) for step in steps],
+    }
 
 
 def _event(**fields: Any) -> bytes:
