@@ -16,7 +16,13 @@ from slipring.base.errors import InvalidRequest
 from slipring.core.chain.head import Head
 from slipring.prompts.parsing.call_writer import Call, answer_pieces
 from slipring.prompts.parsing.output_format import OutputFormat
-from slipring.prompts.templates.picture_forms import PictureForm, Role, picture_mark, written_content
+from slipring.prompts.templates.picture_forms import (
+    PictureForm,
+    Role,
+    picture_mark,
+    unmarked,
+    written_content,
+)
 from slipring.prompts.templates.template_values import YieldingList, to_json
 from slipring.prompts.tool_definitions import describe, describe_format, describe_found, flat_name
 from slipring.protocol.items import (
@@ -202,7 +208,9 @@ class MessageBuilder:
             elif isinstance(body, AdditionalTools):
                 self.earlier_thoughts = self.thoughts
                 lines = [describe(tool) for tool in Toolset.brought(body.tools).callables]
-                self.messages.append(ChatMessage(role="system", content="\n".join((_ADDED_TOOLS, *lines))))
+                self.messages.append(
+                    ChatMessage(role="system", content=unmarked("\n".join((_ADDED_TOOLS, *lines))))
+                )
         self.messages = _merge_assistant(self.messages)
         if not self._text_before_calls:
             self.messages = [_text_as_thought(each) if each.calls else each for each in self.messages]
@@ -212,12 +220,12 @@ class MessageBuilder:
         """The text of a content, with a mark for each picture."""
         found = pictures(item)
         if not found:
-            return plain_text(content)
+            return unmarked(plain_text(content))
         assert isinstance(content, list), "only parts hold pictures"
         numbers = iter(range(len(self.pictures), len(self.pictures) + len(found)))
         self.pictures += found
         return "".join(
-            picture_mark(next(numbers)) if isinstance(part, InputImage) else plain_text([part])
+            picture_mark(next(numbers)) if isinstance(part, InputImage) else unmarked(plain_text([part]))
             for part in content
         )
 
@@ -237,7 +245,7 @@ class MessageBuilder:
 
     def _add_output(self, output: CallOutput, written: str) -> None:
         call = self._pending.pop(output.call_id, None) or PendingCall("", short_id(output.call_id))
-        text = describe_found(output) if isinstance(output, LoadedTools) else written
+        text = unmarked(describe_found(output)) if isinstance(output, LoadedTools) else written
         self.messages.append(ChatMessage(role="tool", content=text, call_id=call.id, name=call.name))
 
     def _next_id(self, call_id: str, name: str) -> str:
@@ -309,7 +317,7 @@ def head_messages(head: Head, format: TextFormat, tools: str = "") -> list[ChatM
         parts.append(tools)
     if format.kind != "text":
         parts.append(describe_format(format))
-    return [ChatMessage(role="system", content="\n\n".join(parts))] if parts else []
+    return [ChatMessage(role="system", content=unmarked("\n\n".join(parts)))] if parts else []
 
 
 def template_tools(tools: Iterable[CallableTool]) -> list[Dict]:

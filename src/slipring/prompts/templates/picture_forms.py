@@ -31,6 +31,8 @@ class PictureForm(Struct, frozen=True, kw_only=True):
     """What stands for a picture in a text; empty: its mark."""
     id: int | None = None
     """Of the control token that the template writes once for a picture; None: it writes the mark."""
+    are_numbered: bool = False
+    """Whether it writes another text for a picture after others."""
     roles: tuple[Role, ...] = ()
     """Of the messages in which it writes pictures."""
 
@@ -47,6 +49,11 @@ INLINE = PictureForm()
 def picture_mark(number: int) -> str:
     """What stands for a picture in the text of a message."""
     return f"\ufdd0{number}\ufdd1"
+
+
+def unmarked(text: str) -> str:
+    """A text of a client, in which nothing passes for a mark."""
+    return text.replace("\ufdd0", "\ufffd") if "\ufdd0" in text else text
 
 
 def has_marks(text: str) -> bool:

@@ -184,7 +184,11 @@ class ProbedTemplate:
                 self.template.compare([{"role": "user", "content": parts}])
             if "user" in written:
                 id = written["user"]
-                return structs.replace(form, id=id if isinstance(id, int) else None, roles=tuple(written))
+                self._form = structs.replace(plain, fields=fields)
+                numbered = self._numbers_pictures()
+                self._form = plain
+                id = id if isinstance(id, int) else None
+                return structs.replace(form, id=id, are_numbered=numbered, roles=tuple(written))
         return None
 
     def _written_picture(self, role: Role) -> int | str | None:
@@ -209,6 +213,15 @@ class ProbedTemplate:
         )
         added = (id for id in ids if ids.count(id) == others.count(id) + 1)
         return next(added, None)
+
+    def _numbers_pictures(self) -> bool:
+        """Whether the template writes another text for a picture after one in an earlier message."""
+        question, answer, following = ANSWERED
+        last = structs.replace(following, content=picture_mark(1))
+        seen = structs.replace(question, content=question.content + picture_mark(0))
+        texts = (self._written((before, answer, last)) or "" for before in (question, seen))
+        one, other = (text.rpartition(TEXT_PLACEHOLDER)[2] for text in texts)
+        return one != other
 
     def _finds_numbers(self) -> Literal["all", "first", ""]:
         """Whether the template writes another text for a call, or for its output, after other calls: for each
@@ -361,14 +374,14 @@ class ProbedTemplate:
                 reason = f"The chat template cannot render a user message: {error.message}"
                 raise TemplateError(reason) from None
             return
-        if text == self._user_message(""):
+        if text == self._user_message("!"):
             self._takes_parts_only()
 
     def _takes_parts_only(self) -> bool:
         """Whether the template writes contents that are lists, and no text. If so, texts become lists."""
         self.template.text_parts = True
         try:
-            self.template.text_parts = self._user_message("?") != self._user_message("")
+            self.template.text_parts = self._user_message("?") != self._user_message("!")
         except InvalidRequest:
             self.template.text_parts = False
         return self.template.text_parts

@@ -48,6 +48,7 @@ from slipring.prompts.tokenization.tokenizer import Vocabulary
 from slipring.prompts.tool_definitions import tool_instructions
 from slipring.protocol import wire
 from slipring.protocol.items import CustomToolCall, FunctionCall, Item
+from slipring.protocol.pictures.item_pictures import Picture
 
 HEAD_CHANGED = "the head changed"
 EFFORT_CHANGED = (
@@ -198,13 +199,22 @@ class TemplateRenderer(Renderer):
             thoughts = (builder.thoughts, earlier_thoughts)
             unwritten = joined(tail.unwritten or (), ranges_of(draft.unwritten_thoughts(messages, text)))
             new_tail = structs.replace(new_tail, unwritten=unwritten or UNSET, thoughts=thoughts)
-        if not builder.pictures:
-            return position.then(draft.ids(text), new_tail)
+        if builder.pictures:
+            return self._append_pictures(position, draft, text, builder.pictures, new_tail)
+        return position.then(draft.ids(text), new_tail)
+
+    def _append_pictures(
+        self, position: Rendered, draft: Draft, text: str, pictures: Sequence[Picture], tail: Tail
+    ) -> Rendered:
+        """Append a text that has pictures."""
+        form = self.probed.picture
+        if form is not None and form.are_numbered and position.body.pictures:
+            raise CannotAppend(REWRITES_EARLIER)
         try:
-            new_ids, placed = draft.placed(text, builder.pictures)
+            ids, placed = draft.placed(text, pictures)
         except InvalidRequest:
             raise CannotAppend(REFUSES_PART) from None
-        return position.then(new_ids, new_tail, placed)
+        return position.then(ids, tail, placed)
 
     def _require_same_history(self, position: Rendered, job: Job, *, has_tools: bool) -> None:
         """Raise ``CannotAppend`` if a job wants another beginning, or other earlier answers, than the tokens
