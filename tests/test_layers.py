@@ -28,9 +28,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("base", "protocol", "core.generation", "core.chain.head", "core.limits", "core.token_estimates"),
         *("prompts", "sandbox", "observation.live", "engines"),
     ),
+    "engines.vllm.replica_header": (),
     "engines.vllm.session_turns": (),
     "engines.vllm.session_scheduler": ("engines.vllm.session_turns",),
-    "engines.vllm.sessions_plugin": ("engines.vllm.session_scheduler",),
+    "engines.vllm.sessions_plugin": ("engines.vllm.replica_header", "engines.vllm.session_scheduler"),
     "mcp": ("", "base.surrogates", "mcp"),
     "safety": (
         *("base.connection_failures", "base.errors", "config.checks", "protocol", "sandbox", "core.checks"),
@@ -44,6 +45,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "commands": ("", "base", "config", "commands"),
     "commands.bench": ("", "base", "observation.drawing_files", *CLIENT_PARTS, "commands.bench"),
     "commands.chat": ("base", *CLIENT_PARTS, "commands.chat"),
+    "commands.config_file": ("base", "config", "server"),
+    "commands.doctor": ("base", "config.settings", "engines", "server", "stores", "commands.doctor"),
     "commands.inspection": (
         *("base", "protocol", "core.generation", "core.chain", "core.turn.response_object", "prompts"),
         *("engines", "commands.flags", "commands.inspection"),

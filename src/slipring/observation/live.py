@@ -207,6 +207,16 @@ class Loop(Struct, frozen=True):
     """What a paused loop waits for; empty: its user."""
     usually_s: float = 0.0
     """How long such a pause usually takes."""
+    replica: str = ""
+    """Where it is; empty: answers name no replica."""
+
+
+class Replica(Struct, frozen=True):
+    """One of the servers behind an engine's address, with a KV cache of its own."""
+
+    name: str
+    capacity_tokens: int
+    held_tokens: int
 
 
 class Loops(Struct, frozen=True):
@@ -220,6 +230,7 @@ class Loops(Struct, frozen=True):
     waiting: int
     listed: list[Loop]
     """Those that wait, longest first, then those that have most; at most twenty of each."""
+    replicas: list[Replica] = []
 
 
 class Engine(Struct, frozen=True):

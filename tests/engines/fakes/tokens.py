@@ -88,6 +88,8 @@ class FakeTokenServer(FakeServer):
 
     port = 0
     """Where it listens; 0: on any free port."""
+    replica = ""
+    """What its answers call it, as slipring's plugin for vLLM does; empty: nothing."""
     model_name = "smollm2"
     checks_prompts = True
 
@@ -110,11 +112,16 @@ class FakeTokenServer(FakeServer):
         app = web.Application(client_max_size=2**26)
         app.add_routes([web.post(self.path, self._generate), web.get("/health", self._health)])
         app.add_routes(self.routes())
+        app.on_response_prepare.append(self._name)
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self.port)
         await site.start()
         self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+
+    async def _name(self, request: web.Request, answer: web.StreamResponse) -> None:
+        if self.replica:
+            answer.headers["x-slipring-replica"] = self.replica
 
     async def close(self) -> None:
         assert self._runner is not None

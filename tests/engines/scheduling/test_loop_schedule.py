@@ -1,5 +1,7 @@
 """Who runs next, and whose context goes, when the contexts of all loops do not fit."""
 
+from typing import Any
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -24,8 +26,8 @@ class Loops:
         self.schedule = LoopSchedule(rules, self.demoted.append)
         self.now = 0.0
 
-    def ask(self, key: str, tokens: int, tenant: str = "one", shared: int = 0) -> Turn:
-        return self.schedule.ask(tenant, Need(key, tokens, shared), self.now)
+    def ask(self, key: str, tokens: int, tenant: str = "one", **fields: Any) -> Turn:
+        return self.schedule.ask(tenant, Need(key, tokens, **fields), self.now)
 
     def started(self) -> list[str]:
         """The loops whose turns begin to run now."""
@@ -199,9 +201,67 @@ def test_forks_share_what_they_begin_with() -> None:
     loops = Loops()
     loops.run("a", 800, "read")
     for number in range(4):
-        loops.ask(f"fork {number}", 840, shared=800)
+        loops.ask(f"fork {number}", 840, source="a", shared=800)
     assert len(loops.started()) == 4
     assert loops.schedule.resident_tokens == 960
+
+
+def test_a_fork_of_what_is_not_in_the_cache_shares_nothing() -> None:
+    loops = Loops()
+    loops.ask("fork", 840, source="a", shared=800)
+    assert loops.started() == ["fork"]
+    assert loops.schedule.resident_tokens == 840
+
+
+def test_a_loop_is_known_by_its_latest_turn() -> None:
+    loops = Loops()
+    loops.run("1", 300, "read")
+    turn = loops.ask("2", 320, after="1")
+    assert loops.started() == ["2"]
+    loops.schedule.end(turn, 330, ["read"], loops.now)
+    assert (loops.schedule.resident_tokens, len(loops.schedule._loops)) == (330, 1)
+    (loop,) = loops.schedule.status(loops.now).listed
+    assert loop.turns == 2
+
+
+def test_a_turn_that_two_continue_is_continued_by_two_loops() -> None:
+    loops = Loops()
+    loops.run("1", 300, "read")
+    first = loops.ask("2a", 320, after="1", branch="1", source="1", shared=300)
+    second = loops.ask("2b", 340, after="1", branch="1", source="1", shared=300)
+    assert loops.started() == ["2a", "2b"]
+    loops.schedule.end(first, 320, ["read"], loops.now)
+    loops.schedule.end(second, 340, ["read"], loops.now)
+    assert loops.schedule.resident_tokens == 320 + 40
+    third = loops.ask("3b", 400, after="2b", branch="1", source="1", shared=340)
+    assert loops.started() == ["3b"]
+    loops.schedule.end(third, 400, ["read"], loops.now)
+    assert loops.schedule.resident_tokens == 320 + 100
+    loops.schedule.drop("2a")
+    loops.schedule.drop("3b")
+    assert (loops.schedule.resident_tokens, loops.schedule._branches) == (0, {})
+
+
+def test_a_turn_that_fails_can_be_asked_for_again() -> None:
+    loops = Loops()
+    loops.run("1", 300, "read")
+    failed = loops.ask("2", 320, after="1")
+    loops.started()
+    loops.schedule.withdraw(failed, loops.now)
+    loops.ask("3", 320, after="1")
+    assert loops.started() == ["3"]
+    assert (loops.schedule.resident_tokens, len(loops.schedule._loops)) == (320, 1)
+
+
+def test_a_history_that_was_changed_replaces_the_one_before() -> None:
+    loops = Loops()
+    loops.run("1", 300, "read")
+    second = loops.ask("2", 500, after="1", branch="1")
+    loops.started()
+    loops.schedule.end(second, 500, (), loops.now)
+    loops.ask("3", 320, after="1", branch="1", replaces=True)
+    assert loops.started() == ["3"]
+    assert len(loops.schedule._loops) == 1
 
 
 def test_a_loop_that_ends_while_its_turn_runs_is_forgotten_with_it() -> None:
@@ -250,6 +310,9 @@ def test_operators_see_who_has_what_and_who_waits() -> None:
     assert 0.05 < status.listed[0].seconds < 0.15
 
 
+KEYS = "abcdefghij"
+
+
 class AnyOrder(RuleBasedStateMachine):
     """Loops of three tenants ask, end, leave and come back in any order."""
 
@@ -259,9 +322,17 @@ class AnyOrder(RuleBasedStateMachine):
         self.turns: list[Turn] = []
         self.held: set[str] = set()
 
-    @rule(key=st.sampled_from("abcdefghij"), tokens=st.integers(1, 1500), shared=st.integers(0, 200))
-    def ask(self, key: str, tokens: int, shared: int) -> None:
-        self.turns.append(self.loops.ask(key, tokens, tenant=str(ord(key) % 3), shared=shared))
+    @rule(
+        key=st.sampled_from(KEYS),
+        after=st.sampled_from(("", *KEYS)),
+        tokens=st.integers(1, 1500),
+        shared=st.integers(0, 200),
+        replaces=st.booleans(),
+    )
+    def ask(self, key: str, after: str, tokens: int, shared: int, replaces: bool) -> None:
+        branch = str(ord(key) % 3)
+        fields = {"after": after, "branch": branch, "source": branch, "shared": shared, "replaces": replaces}
+        self.turns.append(self.loops.ask(key, tokens, tenant=branch, **fields))
 
     @rule()
     def start(self) -> None:
@@ -277,7 +348,7 @@ class AnyOrder(RuleBasedStateMachine):
             self.loops.schedule.withdraw(turn, self.loops.now)
         self.turns.remove(turn)
 
-    @rule(key=st.sampled_from("abcdefghij"))
+    @rule(key=st.sampled_from(KEYS))
     def drop(self, key: str) -> None:
         self.loops.schedule.drop(key)
 
@@ -298,6 +369,13 @@ class AnyOrder(RuleBasedStateMachine):
         assert sum(schedule._held.values()) == schedule.resident_tokens
         assert all(tokens > 0 for tokens in schedule._held.values())
         assert all(loop.is_resident and loop.paused_at is not None for loop in schedule._paused)
+
+    @invariant()
+    def every_loop_has_a_name_and_a_branch(self) -> None:
+        schedule = self.loops.schedule
+        assert all(loop.key == key for key, loop in schedule._loops.items())
+        in_branches = [loop for loops in schedule._branches.values() for loop in loops]
+        assert sorted(map(id, in_branches)) == sorted(map(id, schedule._loops.values()))
 
     @invariant()
     def no_more_is_held_than_fits_unless_it_runs(self) -> None:

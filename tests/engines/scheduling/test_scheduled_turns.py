@@ -1,5 +1,6 @@
 """Turns of real sockets in front of a server whose KV cache holds one context at a time."""
 
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -145,6 +146,27 @@ async def test_chains_with_one_cache_key_are_loops_of_their_own() -> None:
         await turns(second, "two " * 50, prompt_cache_key="all")
         loops = loops_of(server)
         assert (loops.paused, loops.held_tokens) == (2, 2 * one.tokens)
+
+
+async def test_chains_that_continue_one_stored_response_are_loops_of_their_own() -> None:
+    async with in_front_of(FakeVllm(), kv_tokens=8000) as (_, server), AsyncExitStack() as stack:
+        first = await stack.enter_async_context(server.connect())
+        one = await first.response(input="word " * 200)
+        (alone,) = loops_of(server).listed
+        sockets = [await stack.enter_async_context(server.connect()) for _ in range(3)]
+        latest = [one] * 3
+        for turn in range(2):
+            for at, socket in enumerate(sockets):
+                latest[at] = await socket.response(
+                    input=f"{at} " * 100, previous_response_id=latest[at]["id"]
+                )
+            loops = loops_of(server)
+            assert (loops.paused, sorted(each.turns for each in loops.listed)) == (
+                3,
+                [1 + turn] * 2 + [2 + turn],
+            )
+        # What they begin with is counted once.
+        assert 1200 < loops.held_tokens - alone.tokens < 1200 + alone.tokens
 
 
 async def test_a_first_turn_that_fails_holds_nothing() -> None:

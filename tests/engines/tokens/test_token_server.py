@@ -330,7 +330,7 @@ async def test_a_session_that_the_server_has_closed_is_replaced(kind: str) -> No
         async for answer in each_answer(socket, 4):
             answers.append(answer)
             for session in set(engine.sessions._open) - closed:
-                await engine.sessions._protocol.close(session)
+                await engine.sessions._protocol.close(session, "")
                 closed.add(session)
         assert answers == whole
         assert len(closed) > 1

@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 import pytest
 from starlette.applications import Starlette
 
+from slipring.engines.remote.answering_replica import HEADER, answering_replica
+from slipring.engines.vllm.replica_header import Replica
 from slipring.engines.vllm.sessions_plugin import (
     PATH,
     Limits,
@@ -116,8 +118,12 @@ class Engine:
 
 class Answer(NamedTuple):
     status: int
-    kind: str
+    headers: dict[str, str]
     text: str
+
+    @property
+    def kind(self) -> str:
+        return self.headers["content-type"]
 
     def json(self) -> Any:
         return json.loads(self.text)
@@ -168,9 +174,10 @@ class Vllm:
 
         await self._app(scope, receive, send)
         if leaves_after is not None:
-            return Answer(0, "", "")
+            return Answer(0, {}, "")
         text = b"".join(message.get("body", b"") for message in sent).decode()
-        return Answer(sent[0]["status"], dict(sent[0]["headers"])[b"content-type"].decode(), text)
+        headers = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+        return Answer(sent[0]["status"], headers, text)
 
 
 @pytest.fixture
@@ -204,6 +211,22 @@ async def vllm(monkeypatch: pytest.MonkeyPatch, engine: Engine) -> Vllm:
 def turn(**fields: Any) -> dict[str, Any]:
     sampling = {"max_tokens": 2, **fields.pop("sampling", {})}
     return {"session": "s", "held": 0, "prompt": [1, 2, 3], "sampling": sampling, **fields}
+
+
+async def test_every_answer_names_the_server_and_the_size_of_its_cache(vllm: Vllm) -> None:
+    answers = [await vllm.get(PATH), await vllm.post(PATH, turn()), await vllm.get("/nowhere")]
+    (value,) = {answer.headers["x-slipring-replica"] for answer in answers}
+    name, _, tokens = value.partition(";")
+    assert (len(name), tokens) == (8, "kv_tokens=1600")
+    assert answering_replica({HEADER: value}, [HEADER]) == (name, 1600)
+
+
+@pytest.mark.parametrize("parallel", [{"data_parallel_size": 2}, {"_api_process_count": 2}])
+def test_a_server_with_several_caches_or_processes_has_no_name(parallel: dict[str, int]) -> None:
+    replica = Replica()
+    several = SimpleNamespace(**{"data_parallel_size": 1, "_api_process_count": 1, **parallel})
+    replica.describe(config(parallel_config=several))
+    assert not replica.value
 
 
 async def test_turns_of_a_session_are_inputs_of_one_request(vllm: Vllm, engine: Engine) -> None:

@@ -1,7 +1,7 @@
 """Admission to an engine: how many jobs run at once, who waits, and what happens when the engine fails.
 
 - At most ``max_jobs`` jobs run at once. The others wait, tenants in turn or in the order of a
-  ``LoopSchedule``, up to a bound; past it they are refused. A tenant that fills the queue does not keep
+  schedule, up to a bound; past it they are refused. A tenant that fills the queue does not keep
   others out of it: its latest jobs make room for theirs.
 - After several failures in a row of a model its jobs are refused at once, and the engine is probed until it
   answers.
@@ -24,8 +24,9 @@ from msgspec import structs
 from slipring.base.errors import OVERLOAD_RETRY_S, RateLimited, ServerError, Unavailable, forget_frames
 from slipring.core.generation import Accepted, Begun, Emit, deliver
 from slipring.engines.options import option
-from slipring.engines.scheduling.loop_schedule import REVIEW_S, LoopSchedule, Need
+from slipring.engines.scheduling.loop_schedule import REVIEW_S, Need
 from slipring.engines.scheduling.loop_schedule import Turn as LoopTurn
+from slipring.engines.scheduling.replica_schedules import ReplicaSchedules
 from slipring.observation import live
 
 log = logging.getLogger("slipring")
@@ -73,7 +74,7 @@ class JobQueue:
         self._running = 0
         self._waiting: OrderedDict[str, deque[Ticket]] = OrderedDict()  # next tenant first
         self._waiters = 0
-        self._schedule: LoopSchedule | None = None
+        self._schedule: ReplicaSchedules | None = None
         self._scheduled: dict[LoopTurn, Ticket] = {}
         """The tickets that wait, by their turn in the schedule."""
         self._review: asyncio.TimerHandle | None = None
@@ -83,7 +84,7 @@ class JobQueue:
         self._spare: set[asyncio.Future[None]] = set()
         """The work of ``run_spare`` that has not ended."""
 
-    def follow(self, schedule: LoopSchedule) -> None:
+    def follow(self, schedule: ReplicaSchedules) -> None:
         """Run jobs in the order of a schedule from now on. Every job then says what it needs."""
         self._schedule = schedule
 
@@ -97,15 +98,15 @@ class JobQueue:
         """Jobs that wait for their turn."""
         return self._waiters
 
-    def require_room(self, tenant: str, loop: str | None = None) -> None:
-        """Raise now what ``ticket`` will raise: before a context is rendered and tokenized in vain. ``loop``:
-        its key, if jobs are scheduled."""
+    def require_room(self, tenant: str, need: Need | None = None) -> None:
+        """Raise now what ``ticket`` will raise: before a context is rendered and tokenized in vain. ``need``:
+        what is known of it, if jobs are scheduled."""
         if self._waiters < self._max_waiting or self._displaced_by(tenant) is not None:
             return
         if self._schedule is None:
             may_run = self._running < self._max_jobs
         else:
-            may_run = loop is not None and self._schedule.is_open_to(loop)
+            may_run = need is not None and self._schedule.is_open_to(need)
         if not may_run:
             raise _too_busy()
 
@@ -191,14 +192,20 @@ class JobQueue:
         self._unqueue(ticket)
         self._running += 1
 
-    def _start_scheduled(self, schedule: LoopSchedule) -> None:
+    def placed(self, ticket: "Ticket", replica: str, capacity: int | None) -> None:
+        """The replica with this name answers a job; ``capacity`` as in ``ReplicaSchedules.placed``."""
+        if self._schedule is not None and ticket.scheduled is not None:
+            self._schedule.placed(ticket.scheduled, replica, capacity, _now())
+            self._start_scheduled(self._schedule)
+
+    def _start_scheduled(self, schedule: ReplicaSchedules) -> None:
         """Start the jobs whose turn it is."""
         while (turn := schedule.next(_now())) is not None:
             self._start(self._scheduled.pop(turn))
         if self._scheduled and self._review is None:
             self._review = asyncio.get_running_loop().call_later(REVIEW_S, self._reviewed, schedule)
 
-    def _reviewed(self, schedule: LoopSchedule) -> None:
+    def _reviewed(self, schedule: ReplicaSchedules) -> None:
         self._review = None
         self._start_scheduled(schedule)
 
@@ -234,8 +241,7 @@ class JobQueue:
             if ticket.outcome is None:
                 self._schedule.withdraw(ticket.scheduled, _now())
             else:
-                tokens, tools, key = ticket.outcome
-                self._schedule.end(ticket.scheduled, tokens, tools, _now(), key)
+                self._schedule.end(ticket.scheduled, *ticket.outcome, _now())
             self._start_scheduled(self._schedule)
         elif self._waiting:
             tenant, queue = next(iter(self._waiting.items()))
@@ -339,10 +345,10 @@ class Admission(JobQueue):
         for breaker in self._breakers.values():
             await breaker.close()
 
-    def require_admission(self, tenant: str, model: str = "", loop: str | None = None) -> None:
+    def require_admission(self, tenant: str, model: str = "", need: Need | None = None) -> None:
         """Raise now what ``admission`` will raise."""
         self._breaker(model).require_closed()
-        self.require_room(tenant, loop)
+        self.require_room(tenant, need)
 
     @contextmanager
     def admission(self, tenant: str, model: str = "", need: Need | None = None) -> Iterator["Ticket"]:
@@ -427,9 +433,9 @@ class Ticket:
         self.start: asyncio.Future[None] | None = None
         """Done when the job may run; None if it never had to wait."""
         self.scheduled: LoopTurn | None = None
-        self.outcome: tuple[int, Sequence[str], str] | None = None
-        """After the job: the tokens of its context, the tools for which its loop waits, and the key of the
-        loop. None if it failed."""
+        self.outcome: tuple[int, Sequence[str]] | None = None
+        """After the job: the tokens of its context, and the tools for which its loop waits. None if it
+        failed."""
         self.sent_at = self.begun_at = 0.0
         """When its request was sent, and when its answer began."""
         queue._enter(self, need)

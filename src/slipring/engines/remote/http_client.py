@@ -29,6 +29,8 @@ from slipring.engines.remote.http_failures import (
     failures,
 )
 
+Answered = Callable[[Mapping[str, str]], None]
+"""Called with the headers of an answer, whose names are in lower case."""
 _BLOCK = 100_000
 """Bytes per write: large enough for few writes, small enough for allocators to reuse."""
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -140,17 +142,25 @@ class HttpClient:
         await self.close()
 
     async def query(
-        self, path: str, pieces: Sequence[bytes] | None = None, timeout_s: float = _QUERY_TIMEOUT_S
+        self,
+        path: str,
+        pieces: Sequence[bytes] | None = None,
+        timeout_s: float = _QUERY_TIMEOUT_S,
+        headers: Mapping[str, str] | None = None,
     ) -> Any:
         """``fetch`` and decode the JSON answer."""
-        content = await self.fetch(path, pieces, timeout_s)
+        content = await self.fetch(path, pieces, timeout_s, headers)
         try:
             return msgspec.json.decode(repaired(content))
         except (msgspec.DecodeError, UnicodeError) as error:
             raise Unreadable("the answer is not JSON") from error
 
     async def fetch(
-        self, path: str, pieces: Sequence[bytes] | None = None, timeout_s: float = _QUERY_TIMEOUT_S
+        self,
+        path: str,
+        pieces: Sequence[bytes] | None = None,
+        timeout_s: float = _QUERY_TIMEOUT_S,
+        headers: Mapping[str, str] | None = None,
     ) -> bytes:
         """GET a path, or POST a JSON body to it, and return the body of the answer.
 
@@ -160,14 +170,16 @@ class HttpClient:
         with failures():
             async with asyncio.timeout(timeout_s):
                 try:
-                    return await self._fetch(path, pieces)
+                    return await self._fetch(path, pieces, headers)
                 except ConnectionError:
                     if self._loop is None:  # closed
                         raise
-                    return await self._fetch(path, pieces)
+                    return await self._fetch(path, pieces, headers)
 
-    async def _fetch(self, path: str, pieces: Sequence[bytes] | None) -> bytes:
-        answer = await self._ask(path, pieces)
+    async def _fetch(
+        self, path: str, pieces: Sequence[bytes] | None, headers: Mapping[str, str] | None
+    ) -> bytes:
+        answer = await self._ask(path, pieces, headers)
         try:
             if answer.status // 100 != 2:
                 raise await _bad_status(answer)
@@ -214,11 +226,13 @@ class HttpClient:
         consumer: Consumer[bytes],
         *,
         idle_s: Patience,
+        answered: Answered | None = None,
     ) -> None:
         """POST a body and give the server-sent events that answer it to ``consumer``, until the stream ends
         or the consumer has enough. Cancelling it cancels the request.
 
-        ``idle_s`` bounds the silence between two reads, not before the first.
+        ``idle_s`` bounds the silence between two reads, not before the first. ``answered`` is called with the
+        headers of an answer that is no failure, before ``consumer`` is.
         """
         with failures():
             answer = await self._ask(path, pieces, headers)
@@ -226,6 +240,8 @@ class HttpClient:
                 raise await _bad_status(answer)
         is_read = False
         try:
+            if answered is not None:
+                answered(answer.headers)
             if (whole := await _whole(answer)) is not None:
                 await _take(consumer, whole)
                 return

@@ -21,7 +21,7 @@ from slipring.engines.base import Engine
 from slipring.engines.options import option
 from slipring.engines.remote.admission_and_retries import Admission, AdmissionPolicy, Retryable
 from slipring.engines.remote.answer_reader import Consumer, Patience
-from slipring.engines.remote.http_client import HttpClient
+from slipring.engines.remote.http_client import Answered, HttpClient
 from slipring.engines.remote.http_failures import (
     BadStatus,
     HttpFailure,
@@ -115,25 +115,6 @@ def branch_keys(job: Job) -> list[str]:
     ]
 
 
-def loop_key(job: Job) -> str:
-    """A keyed hash of the job's branch. Chains with one `prompt_cache_key` have different ones: each of them
-    has a context of its own."""
-    branch, parent = job.branch, job.parent
-    if branch.parent is not None or parent is None:
-        return _loop_key(job.tenant, branch.id)
-    return _loop_key(job.tenant, parent.root_id)
-
-
-def compacted_key(job: Job) -> str:
-    """The ``loop_key`` of what follows the compaction for which this job has written the summary: its chain
-    begins anew with this response."""
-    return _loop_key(job.tenant, job.response_id)
-
-
-def _loop_key(tenant: str, first_id: str) -> str:
-    return _keyed_hash(f"loop\0{tenant}\0{first_id}")
-
-
 def tenant_salt(tenant: str) -> str:
     """A keyed hash that separates tenants in prefix caches that take a salt."""
     return _keyed_hash(f"salt\0{tenant}")
@@ -167,9 +148,13 @@ class Upstream:
     async def close(self) -> None:
         await self.client.close()
 
+    def route_headers(self, key: str) -> dict[str, str]:
+        """The headers by which routers keep what has this affinity key on one replica."""
+        return dict.fromkeys(self._affinity, key)
+
     def affinity_headers(self, job: Job) -> dict[str, str]:
         """The headers by which routers keep a chain on one replica."""
-        headers = dict.fromkeys(self._affinity, affinity_key(job))
+        headers = self.route_headers(affinity_key(job))
         if DYNAMO_SESSION in headers:
             headers.update(zip((DYNAMO_SESSION, _DYNAMO_PARENT), branch_keys(job), strict=False))
         return headers
@@ -205,6 +190,7 @@ class Upstream:
         consumer: Consumer[bytes],
         *,
         idle_s: Patience | None = None,
+        answered: Answered | None = None,
     ) -> None:
         """POST a body in pieces, and give the payloads of the events that answer it to ``consumer``.
 
@@ -212,7 +198,7 @@ class Upstream:
         """
         with self.api_errors():
             await self.client.stream(
-                self.path(path), pieces, headers, consumer, idle_s=idle_s or self._idle_s
+                self.path(path), pieces, headers, consumer, idle_s=idle_s or self._idle_s, answered=answered
             )
 
     @contextmanager

@@ -32,7 +32,7 @@ _FIRST_RATE = 10_000.0
 """Tokens prefilled per second, before any was measured."""
 _LEAST_MEASURED = 1024
 """Prefills of fewer tokens say nothing about the rate."""
-_MOST_LISTED = 20
+MOST_LISTED = 20
 _RATE_MEMORY = 0.02
 _GROWTH_MEMORY = 0.02
 _GROWTH_TURNS = 2.0
@@ -53,33 +53,48 @@ class Rules(Struct, frozen=True):
 
 
 class Need(Struct, frozen=True):
-    """What a turn needs of the cache."""
+    """What a turn needs of the cache, and which loop it belongs to."""
 
     key: str
-    """Names its loop."""
+    """Names its loop from now on."""
     tokens: int
     """Of its prompt and its expected answer."""
+    after: str = ""
+    """What its loop was named before: the key of the turn that this one continues. A loop goes on from a turn
+    once; a second turn that continues the same one begins a loop of its own."""
+    branch: str = ""
+    """Names the loops that have the beginning of their context in common."""
+    source: str = ""
+    """The branch to which the context belongs that this turn continues, if it begins a loop of its own."""
     shared: int = 0
-    """Of these, the context of another loop, from which this one is forked."""
+    """The tokens of that context. A loop of the source that is resident has them in the cache already."""
+    replaces: bool = False
+    """Whether the loop of the branch goes on with it, whichever turn of that it continues: a client has
+    changed its history."""
+    route: str = ""
+    """Turns with the same one reach the same replica."""
 
 
 class Loop:
     """What is known of one loop: a branch of a chain, with one turn at a time."""
 
     __slots__ = (
-        *("began_at", "charged", "hold_until", "key", "kind", "paused_at", "resident_since"),
-        *("reviewed_at", "shared", "tenant", "tokens", "turns"),
+        *("began_at", "branch", "charged", "former", "hold_until", "key", "kind", "paused_at"),
+        *("resident_since", "reviewed_at", "shared", "tenant", "tokens", "turns"),
     )
 
-    def __init__(self, key: str, tenant: str, shared: int, now: float) -> None:
+    def __init__(self, key: str, branch: str, tenant: str, shared: int, now: float) -> None:
         self.key = key
+        self.former = key
+        """Its key before the turn that waits or runs."""
+        self.branch = branch
         self.tenant = tenant
         self.began_at = now
         self.turns = 0
         self.charged = 0
         """Tokens of the cache that are kept for its context; 0 if the loop is not resident."""
         self.shared = shared
-        """Tokens at the beginning of its context that belong to the loop from which it was forked."""
+        """Tokens at the beginning of its context that belong to another loop."""
         self.tokens = 0
         """Of its context after its last turn."""
         self.resident_since = 0.0
@@ -99,12 +114,14 @@ class Loop:
 class Turn:
     """One turn of a loop, which waits, runs and ends."""
 
-    __slots__ = ("asked_at", "loop", "tokens")
+    __slots__ = ("asked_at", "context_tokens", "loop", "route", "tokens")
 
-    def __init__(self, loop: Loop, tokens: int, now: float) -> None:
+    def __init__(self, loop: Loop, need: Need, now: float) -> None:
         self.loop = loop
-        self.tokens = tokens
+        self.context_tokens = need.tokens
+        self.tokens = 0
         """What it adds to the cache if its context is not there."""
+        self.route = need.route
         self.asked_at = now
 
 
@@ -118,6 +135,8 @@ class LoopSchedule:
         self._on_demoted = on_demoted
         self._loops: OrderedDict[str, Loop] = OrderedDict()
         """By key; the one that was used longest ago first."""
+        self._branches: dict[str, dict[Loop, None]] = {}
+        """The same loops by branch; the one that was used longest ago first."""
         self._waiting: dict[Turn, None] = {}
         self._running: set[Turn] = set()
         self._paused: dict[Loop, None] = {}
@@ -146,10 +165,10 @@ class LoopSchedule:
         """Who has what, who waits, and for what."""
         waiting = [
             live.Loop(turn.loop.tenant, "waiting", now - turn.asked_at, turn.tokens, turn.loop.turns)
-            for turn in islice(self._waiting, _MOST_LISTED)
+            for turn in islice(self._waiting, MOST_LISTED)
         ]
         resident = [turn.loop for turn in self._running]
-        resident = heapq.nlargest(_MOST_LISTED, [*resident, *self._paused], key=lambda loop: loop.charged)
+        resident = heapq.nlargest(MOST_LISTED, [*resident, *self._paused], key=lambda loop: loop.charged)
         return live.Loops(
             capacity_tokens=self.rules.capacity,
             held_tokens=self._held_tokens,
@@ -167,31 +186,66 @@ class LoopSchedule:
             *(loop.tenant, "paused", now - loop.paused_at, loop.charged, loop.turns, loop.kind[1], usually_s)
         )
 
-    def is_open_to(self, key: str) -> bool:
+    @property
+    def free_tokens(self) -> float:
+        """What would be left of the cache if all turns that wait had their room."""
+        return self._room() - sum(turn.tokens for turn in self._waiting)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no loop."""
+        return not (self._loops or self._waiting or self._running)
+
+    def has(self, need: Need) -> bool:
+        """Whether a turn that needs this continues a loop."""
+        return self._continued(need) is not None
+
+    def is_open_to(self, need: Need) -> bool:
         """Whether the next turn of a loop may run at once."""
-        loop = self._loops.get(key)
-        has_place = loop is not None and loop.paused_at is not None and loop.is_resident
+        loop = self._continued(need)
+        has_place = loop is not None and loop.is_resident
         return len(self._running) < self.rules.most_running and (has_place or not self._waiting)
 
     # What happens
 
     def ask(self, tenant: str, need: Need, now: float) -> Turn:
         """A turn of a loop wants to run."""
-        loop = self._loops.get(need.key)
-        if loop is None or loop.paused_at is None:
-            # A loop has one turn at a time: a second one is taken for a loop that ends with it.
-            loop, is_known = Loop(need.key, tenant, need.shared, now), loop is not None
-            if not is_known:
-                self._loops[need.key] = loop
+        loop = self._continued(need)
+        if loop is None:
+            # A loop has one turn at a time: a second one with its key is taken for a loop that ends with it.
+            loop = Loop(need.key, need.branch or need.key, tenant, self._shared(need), now)
+            if need.key not in self._loops:
+                self._enter(loop)
                 self._forget_oldest()
         else:
-            self._loops.move_to_end(need.key)
+            assert loop.paused_at is not None
             self.pauses.of(loop.kind).observe(now - loop.paused_at)
             loop.paused_at = None
             self._paused.pop(loop, None)
-        turn = Turn(loop, self._size(loop, need.tokens), now)
-        self._waiting[turn] = None
+            loop.former = loop.key
+            self._rename(loop, need.key)
+        turn = Turn(loop, need, now)
+        self._wait(turn)
         return turn
+
+    def _continued(self, need: Need) -> Loop | None:
+        """The paused loop that goes on with a turn."""
+        for key in (need.key, need.after):
+            if (loop := self._loops.get(key)) is not None:
+                return loop if loop.paused_at is not None else None
+        if need.replaces:
+            loops = reversed(self._branches.get(need.branch, {}))
+            return next((loop for loop in loops if loop.paused_at is not None), None)
+        return None
+
+    def _shared(self, need: Need) -> int:
+        """What a new loop need not have for itself."""
+        is_there = any(loop.is_resident for loop in self._branches.get(need.source, ()))
+        return need.shared if is_there else 0
+
+    def _wait(self, turn: Turn) -> None:
+        turn.tokens = self._size(turn.loop, turn.context_tokens)
+        self._waiting[turn] = None
 
     def next(self, now: float) -> Turn | None:
         """The turn that runs next; it counts as running from now on. None if none may run now."""
@@ -208,13 +262,10 @@ class LoopSchedule:
         self._shed()
         return turn
 
-    def end(self, turn: Turn, tokens: int, tools: Iterable[str], now: float, key: str | None = None) -> None:
-        """A running turn has ended with a context of so many tokens; the loop waits for these tools. ``key``:
-        its name from now on, if that changes."""
+    def end(self, turn: Turn, tokens: int, tools: Iterable[str], now: float) -> None:
+        """A running turn has ended with a context of so many tokens; the loop waits for these tools."""
         self._running.remove(turn)
         loop = turn.loop
-        if key is not None:
-            self._rename(loop, key)
         loop.turns += 1
         if loop.turns > 1:
             self._growth += _GROWTH_MEMORY * (max(tokens - loop.tokens, 0) - self._growth)
@@ -235,21 +286,87 @@ class LoopSchedule:
     def _resume_pause(self, loop: Loop, now: float) -> None:
         """A turn has brought nothing. Without a turn that has ended, its loop has no context that a later one
         could continue, and whose end would be noticed."""
-        if not loop.turns and self._loops.get(loop.key) is loop:
-            del self._loops[loop.key]
+        if self._loops.get(loop.key) is loop:
+            if not loop.turns:
+                self._remove(loop)
+            elif loop.former not in self._loops:
+                self._rename(loop, loop.former)
         self._pause(loop, now)
 
+    def _enter(self, loop: Loop) -> None:
+        self._loops[loop.key] = loop
+        self._branches.setdefault(loop.branch, {})[loop] = None
+
+    def _remove(self, loop: Loop) -> None:
+        del self._loops[loop.key]
+        loops = self._branches[loop.branch]
+        del loops[loop]
+        if not loops:
+            del self._branches[loop.branch]
+
     def _rename(self, loop: Loop, key: str) -> None:
-        if key not in self._loops and self._loops.get(loop.key) is loop:
-            self._loops[key] = self._loops.pop(loop.key)
-            loop.key = key
+        """Name a loop anew; it was used now."""
+        self._remove(loop)
+        loop.key = key
+        self._enter(loop)
 
     def drop(self, key: str) -> None:
         """A loop has ended: it will not come back."""
-        loop = self._loops.pop(key, None)
-        if loop is not None and loop.paused_at is not None:
-            self.pauses.of(loop.kind).observe_end()
+        loop = self._loops.get(key)
+        if loop is not None:
+            self._remove(loop)
+            if loop.paused_at is not None:
+                self.pauses.of(loop.kind).observe_end()
+                self._demote(loop)
+
+    # Loops that move to another replica
+
+    def give_away(self, need: Need) -> Loop | None:
+        """Forget the paused loop that goes on with a turn, which will run elsewhere."""
+        loop = self._continued(need)
+        if loop is not None:
+            self._remove(loop)
             self._demote(loop)
+        return loop
+
+    def give_away_waiting(self) -> list[Turn]:
+        """Forget all turns that wait, and their loops: they will run elsewhere."""
+        turns = list(self._waiting)
+        for turn in turns:
+            self._part_with(turn)
+        self._waiting.clear()
+        return turns
+
+    def give_away_running(self, turn: Turn) -> None:
+        """Forget a running turn and its loop: it runs elsewhere."""
+        self._running.remove(turn)
+        self._part_with(turn)
+
+    def _part_with(self, turn: Turn) -> None:
+        self._charge(turn.loop, 0)
+        if self._loops.get(turn.loop.key) is turn.loop:
+            self._remove(turn.loop)
+
+    def take_paused(self, loop: Loop) -> None:
+        """A paused loop goes on here, without its context."""
+        loop.shared = 0
+        if loop.key not in self._loops:
+            self._enter(loop)
+            self._forget_oldest()
+
+    def take_waiting(self, turn: Turn) -> None:
+        """A turn waits here, without its context."""
+        self.take_paused(turn.loop)
+        self._wait(turn)
+
+    def take_running(self, turn: Turn, now: float) -> None:
+        """A turn runs here."""
+        self.take_paused(turn.loop)
+        turn.tokens = self._size(turn.loop, turn.context_tokens)
+        turn.loop.resident_since = now
+        self._running.add(turn)
+        self._charge(turn.loop, turn.tokens)
+        self._shed()
 
     def measured(self, tokens: int, seconds: float) -> None:
         """So many tokens were prefilled in this time, perhaps beside others, so the fastest tells most."""
@@ -414,5 +531,5 @@ class LoopSchedule:
             oldest = next((loop for loop in self._loops.values() if loop.paused_at is not None), None)
             if oldest is None:
                 return
-            del self._loops[oldest.key]
+            self._remove(oldest)
             self._demote(oldest)

@@ -70,7 +70,7 @@ class SglangEngine(SessionServer):
         info = await self._server_info()
         self.sessions = self._open_sessions(info)
         if info.get("enable_session_radix_cache") is True:
-            self.chain_ends = ChainEnds(self._close_session)
+            self.chain_ends = ChainEnds(self._close_chain)
 
     def distrust_sessions(self) -> None:
         log.error("SGLang's session holds another context than it was sent; sessions are not used any more")
@@ -160,10 +160,10 @@ class SglangEngine(SessionServer):
             # What sessions hold cannot be evicted by the server: half of its cache stays for all else.
             most_tokens=None if tokens is None else tokens // 2,
             idle_s=options.session_idle_s,
-            is_scheduled=self.schedule is not None,
+            schedule=self.schedule,
         )
 
-    async def _open_session(self, session_id: str) -> None:
+    async def _open_session(self, session_id: str, route: str) -> None:
         # The capacity is a field of old, which must be there and has no effect.
         asked = {
             "session_id": session_id,
@@ -171,15 +171,19 @@ class SglangEngine(SessionServer):
             "timeout": self.options.session_idle_s,
             "capacity_of_str_len": 0,
         }
-        await self._post("/open_session", wire.encode(asked))
+        await self._post("/open_session", wire.encode(asked), route)
 
-    async def _close_session(self, session_id: str) -> None:
-        await self._post("/close_session", wire.encode({"session_id": session_id}))
+    async def _close_session(self, session_id: str, route: str) -> None:
+        await self._post("/close_session", wire.encode({"session_id": session_id}), route)
 
-    async def _post(self, path: str, body: bytes) -> None:
-        """POST, whether or not JSON answers it."""
+    async def _close_chain(self, key: str) -> None:
+        await self._close_session(key, key)
+
+    async def _post(self, path: str, body: bytes, route: str) -> None:
+        """POST to the replica of a chain, whether or not JSON answers it."""
         try:
-            await self._upstream.client.query(path, [body])
+            headers = self._upstream.route_headers(route)
+            await self._upstream.client.query(path, [body], headers=headers)
         except Unreadable:
             return
 

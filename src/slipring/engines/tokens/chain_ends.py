@@ -32,6 +32,10 @@ class ChainEnds:
         reference = weakref.ref(body, lambda _: self._dropped(key, number))
         self._positions.setdefault(key, {})[number] = reference
 
+    def forget(self, key: str) -> None:
+        """Tell nothing of the chain with this key any more."""
+        self._positions.pop(key, None)
+
     async def close(self) -> None:
         """Tell the end of every chain, as far as the server answers."""
         for key in list(self._positions):

@@ -9,6 +9,7 @@ from slipring.core.generation import Delta, Emit, Finished, Job, Prefill
 from slipring.engines.constraints.answer_constraint import Constraint
 from slipring.engines.options import option
 from slipring.engines.remote.admission_and_retries import RequestFailed, Retryable
+from slipring.engines.remote.upstream import affinity_key
 from slipring.engines.tokens.job_rendering import position_of
 from slipring.engines.tokens.sessions import Addressed, Lease, Sessions
 from slipring.engines.tokens.token_answer import TokenAnswer, TokenReader
@@ -155,7 +156,8 @@ class _SessionExchange(JobExchange):
             limit = self._limit if job.generate else 0
             request = engine.write_in_session(job, sent, lease.addressed, limit, self._constraint)
             try:
-                await engine.attempt(request, TokenReader(job, request.read(), self._answer, emit, begin))
+                reader = TokenReader(job, request.read(), self._answer, emit, begin)
+                await engine.attempt(request, reader, self.answered)
                 return
             except ApiError as error:
                 self.close()
@@ -166,10 +168,11 @@ class _SessionExchange(JobExchange):
                 if self._answer.has_begun:
                     raise
                 if not lease.addressed.held:
-                    self._sessions.pause(error)
+                    self._sessions.pause(error, affinity_key(job))
                 forget_frames(error)
         request = engine.write(job, sent, self._limit, self._constraint)
-        await engine.attempt(request, TokenReader(job, request.read(), self._answer, emit, begin))
+        reader = TokenReader(job, request.read(), self._answer, emit, begin)
+        await engine.attempt(request, reader, self.answered)
 
     def keep(self, last: list[Delta]) -> None:
         finished, closing_ids = last[-1], self._answer.closing_ids

@@ -11,7 +11,6 @@ long, or to make room for another.
 
 import asyncio
 import logging
-import math
 import secrets
 import time
 import weakref
@@ -21,7 +20,8 @@ from typing import NamedTuple
 from slipring.base.errors import ApiError, forget_frames
 from slipring.core.generation import Job
 from slipring.engines.remote.http_failures import HttpFailure, TimedOut
-from slipring.engines.remote.upstream import loop_key
+from slipring.engines.remote.upstream import affinity_key
+from slipring.engines.scheduling.replica_schedules import ReplicaSchedules
 from slipring.engines.tokens.job_rendering import position_of
 from slipring.prompts.rendering import Body, EncodedIds, Rendered
 from slipring.protocol import wire
@@ -46,9 +46,9 @@ class Protocol(NamedTuple):
 
     maker: str
     """What the server is, for messages: "SGLang"."""
-    open: Callable[[str], Awaitable[None]] | None
-    """Opens the session with an id; None if the first request does."""
-    close: Callable[[str], Awaitable[None]]
+    open: Callable[[str, str], Awaitable[None]] | None
+    """Opens the session with an id, for a chain with an affinity key; None if the first request does."""
+    close: Callable[[str, str], Awaitable[None]]
     keeps_last: bool
     """Whether the server keeps the last id that a request emits."""
 
@@ -72,14 +72,16 @@ class Session:
 
     __slots__ = (
         *("body", "id", "is_busy", "later_ids", "loop", "missing_ids"),
-        *("reading", "since", "tenant", "tokens", "used_at"),
+        *("reading", "route", "since", "tenant", "tokens", "used_at"),
     )
 
-    def __init__(self, tenant: str, loop: str, now: float) -> None:
+    def __init__(self, job: Job, now: float) -> None:
         self.id = secrets.token_hex(16)
-        self.tenant = tenant
-        self.loop = loop
-        """The key of the branch that it belongs to."""
+        self.tenant = job.tenant
+        self.loop = job.response_id
+        """The key of its loop: the response of its latest turn."""
+        self.route = affinity_key(job)
+        """What all its requests are routed by."""
         self.used_at = now
         self.is_busy = True
         self.tokens = 0
@@ -119,7 +121,8 @@ class Lease:
 
 
 class Sessions:
-    """The open sessions of one engine: at most ``most``, which hold at most ``most_tokens`` tokens.
+    """The open sessions of one engine: on each replica at most ``most``, which hold at most ``most_tokens``
+    tokens.
 
     When there is no room, the tenant that has most of what is short loses the session that it has not used
     for longest; or, if a schedule decides whose contexts are kept, no session is opened. Sessions whose turn
@@ -127,19 +130,29 @@ class Sessions:
     """
 
     def __init__(
-        self, protocol: Protocol, *, most: int, most_tokens: int | None, idle_s: float, is_scheduled: bool
+        self,
+        protocol: Protocol,
+        *,
+        most: int,
+        most_tokens: int | None,
+        idle_s: float,
+        schedule: ReplicaSchedules | None,
     ) -> None:
+        """``schedule``: decides whose contexts are kept, if there is one, and knows the replicas."""
         self._protocol = protocol
         self._most = most
         self._most_tokens = most_tokens
         self._idle_s = idle_s
-        self._is_scheduled = is_scheduled
+        self._schedule = schedule
         self._open: dict[str, Session] = {}
         self._by_body: dict[
             int, Session
         ] = {}  # by identity; an entry is removed before its body's id is free
         self._closing: set[asyncio.Task[None]] = set()
-        self._refused_until = 0.0
+        self._is_refused = False
+        """Whether sessions are not used any more."""
+        self._refused_until: dict[str, float] = {}
+        """Until when no session is opened on a replica."""
         self._loop = asyncio.get_running_loop()
 
     def __len__(self) -> int:
@@ -165,6 +178,7 @@ class Sessions:
                 self._discard(session)
             else:
                 session.is_busy, session.tokens, session.since = True, sent.total, since
+                session.loop = job.response_id
                 return Lease(self, session, addressed)
         if job.recognised and parent is not None:
             self._discard_replaced(job.tenant, parent.body)
@@ -189,7 +203,9 @@ class Sessions:
         Returns whether it was read. If the caller is cancelled, it is read nevertheless, and the next turn
         waits for it."""
         found = None if job.fork else self._find(job.tenant, sent.body)
-        if found is None or found[0].is_busy or not self._fit(sent.total - found[0].tokens):
+        if found is None or found[0].is_busy:
+            return False
+        if not self._fit(sent.total - found[0].tokens, self._replica_of(found[0].route)):
             return False
         session, steps = found
         if session.id not in self._open or (addressed := _appended(session, steps)) is None:
@@ -226,19 +242,21 @@ class Sessions:
             session.is_busy, session.reading, session.used_at = False, None, time.monotonic()
             self._discard_if_refused(session)
 
-    def pause(self, error: Exception) -> None:
-        """Open no session for a while, because the server has refused one."""
+    def pause(self, error: Exception, route: str) -> None:
+        """Open no session for a while where this one was to be, because the server has refused it."""
         log.warning("%s opens no session: %s", self._protocol.maker, error)
-        self._refused_until = max(self._refused_until, time.monotonic() + _PAUSE_S)
+        now = time.monotonic()
+        self._refused_until = {name: at for name, at in self._refused_until.items() if at > now}
+        self._refused_until[self._replica_of(route)] = now + _PAUSE_S
 
     def release(self, loop: str) -> None:
-        """Close the sessions of a branch whose context need not be kept any longer."""
+        """Close the session of a loop whose context need not be kept any longer."""
         for session in [each for each in self._open.values() if each.loop == loop and not each.is_busy]:
             self._discard(session)
 
     def refuse(self) -> None:
         """Use no more sessions: none is opened, and those that are in use are closed after that."""
-        self._refused_until = math.inf
+        self._is_refused = True
         for session in [each for each in self._open.values() if not each.is_busy]:
             self._discard(session)
 
@@ -253,9 +271,12 @@ class Sessions:
 
     async def _new(self, job: Job, sent: Rendered, since: int) -> Lease | None:
         now = time.monotonic()
-        if now < self._refused_until or not self._make_room(sent.total):
+        session = Session(job, now)
+        replica = self._replica_of(session.route)
+        if self._is_refused or now < self._refused_until.get(replica, 0.0):
             return None
-        session = Session(job.tenant, loop_key(job), now)
+        if not self._make_room(sent.total, replica):
+            return None
         session.tokens, session.since = sent.total, since
         self._open[session.id] = session
         try:
@@ -263,13 +284,13 @@ class Sessions:
                 await asyncio.wait(self._closing, timeout=_CLOSING_S)
             if self._protocol.open is not None:
                 async with asyncio.timeout(_PATIENCE_S):
-                    await self._protocol.open(session.id)
+                    await self._protocol.open(session.id, session.route)
         except (HttpFailure, ApiError) as error:
-            self.pause(error)
+            self.pause(error, session.route)
             del self._open[session.id]
             return None
         except TimeoutError:
-            self.pause(TimedOut("timed out"))
+            self.pause(TimedOut("timed out"), session.route)
             self._discard(session)  # perhaps it is open in the meantime
             return None
         except BaseException:
@@ -289,27 +310,34 @@ class Sessions:
             steps.append(node.step)
         return None
 
-    def _make_room(self, tokens: int) -> bool:
+    def _replica_of(self, route: str) -> str:
+        """The replica that requests with an affinity key reach."""
+        return "" if self._schedule is None else self._schedule.replica_of(route)
+
+    def _on(self, replica: str) -> list[Session]:
+        return [each for each in self._open.values() if self._replica_of(each.route) == replica]
+
+    def _make_room(self, tokens: int, replica: str) -> bool:
         """Close sessions until another one with so many tokens may be opened; False if that cannot be."""
-        while len(self._open) >= self._most:
+        while len(self._on(replica)) >= self._most:
             if not self._evict(lambda _: 1):
                 return False
-        return self._fit(tokens)
+        return self._fit(tokens, replica)
 
-    def _fit(self, tokens: int) -> bool:
+    def _fit(self, tokens: int, replica: str) -> bool:
         """Close sessions until so many further tokens are within bounds; False if that cannot be."""
         if self._most_tokens is None:
             return True
         if tokens > self._most_tokens:
             return False
-        while sum(session.tokens for session in self._open.values()) + tokens > self._most_tokens:
+        while sum(session.tokens for session in self._on(replica)) + tokens > self._most_tokens:
             if not self._evict(lambda session: session.tokens):
                 return False
         return True
 
     def _evict(self, weight: Callable[[Session], int]) -> bool:
         """Close the idle session, used longest ago, of the tenant with the greatest weight that has one."""
-        if self._is_scheduled:
+        if self._schedule is not None:
             return False
         weights: dict[str, int] = {}
         for session in self._open.values():
@@ -337,7 +365,7 @@ class Sessions:
         key = id(body)
         session.body = weakref.ref(body, lambda _: self._dropped(key, session))
         self._by_body[key] = session
-        self._fit(0)
+        self._fit(0, self._replica_of(session.route))
 
     def _dropped(self, key: int, session: Session) -> None:
         """A position is gone, in whichever thread its last reference was."""
@@ -369,12 +397,12 @@ class Sessions:
         task.add_done_callback(self._closing.discard)
 
     def _discard_if_refused(self, session: Session) -> None:
-        if self._refused_until == math.inf:
+        if self._is_refused:
             self._discard(session)
 
     async def _report_end(self, session: Session) -> None:
         try:
-            await self._protocol.close(session.id)
+            await self._protocol.close(session.id, session.route)
         except (HttpFailure, ApiError) as error:
             # The server closes it by itself when it has been idle for too long.
             log.info("a session could not be closed at %s: %s", self._protocol.maker, error)

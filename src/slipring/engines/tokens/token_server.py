@@ -5,7 +5,7 @@ Each engine adds how it writes a request and how it parses the stream.
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -30,17 +30,20 @@ from slipring.engines.constraints.answer_constraint import Constraint
 from slipring.engines.options import option, read_address, read_pairs
 from slipring.engines.remote.admission_and_retries import Admission, Retryable, Ticket
 from slipring.engines.remote.answer_reader import CutOff
+from slipring.engines.remote.answering_replica import DEFAULT_HEADERS, answering_replica, read_names
+from slipring.engines.remote.http_client import Answered
+from slipring.engines.remote.http_failures import HttpFailure
 from slipring.engines.remote.upstream import (
     RemoteEngine,
     Upstream,
     UpstreamOptions,
+    affinity_key,
     branch_keys,
-    compacted_key,
-    loop_key,
     startup_errors,
 )
 from slipring.engines.remote.upstream_errors import refusal
-from slipring.engines.scheduling.loop_schedule import LoopSchedule, Need, Rules
+from slipring.engines.scheduling.loop_schedule import Need, Rules
+from slipring.engines.scheduling.replica_schedules import ReplicaSchedules
 from slipring.engines.tokens.chain_ends import ChainEnds
 from slipring.engines.tokens.job_rendering import accepted, count, foresee, position_of, prefetch, render
 from slipring.engines.tokens.model_files import ModelInfo
@@ -55,6 +58,8 @@ from slipring.prompts.tokenization.tokenizer import Vocabulary
 from slipring.protocol import wire
 from slipring.protocol.responses import TopLogprob
 
+_ROUTER_LIST = "/workers"
+"""Where routers list the replicas behind them: smg, vllm-router, SGLang's."""
 _BLOCK_TOKENS = 16
 _LEAST_PREFILL_TOKENS = 128
 """Fewer new tokens are not worth a request that sends all ids."""
@@ -86,7 +91,12 @@ class TokenServerOptions(UpstreamOptions):
     scheduling: bool = option(
         True, "whether turns wait while the server's KV cache cannot hold the contexts of all running loops"
     )
-    kv_tokens: int = option(0, "tokens that the server's KV cache holds; 0: as many as the server reports")
+    kv_tokens: int = option(
+        0, "tokens that the server's KV cache holds, that of each replica; 0: as many as the server reports"
+    )
+    replica_header: str = option(
+        DEFAULT_HEADERS, "headers of answers, separated by `;`, of which the first one names the replica"
+    )
     structural_tags: bool = option(
         True, "whether the server may be sent structural tags; false: it does not enforce them with xgrammar"
     )
@@ -143,7 +153,7 @@ class TokenServer(RemoteEngine):
     sampling: Sampling
     """Recommended by the model's authors."""
     chain_ends: ChainEnds | None = None
-    schedule: LoopSchedule | None = None
+    schedule: ReplicaSchedules | None = None
     """Decides which turns run, if it is known how much the server's cache holds."""
     _loop_ends: ChainEnds | None = None
     """Set by ``start`` if the engine reports the ends of chains to the server."""
@@ -155,6 +165,7 @@ class TokenServer(RemoteEngine):
         self._models: list[Model] = []
         self._prefilling = asyncio.Semaphore(_MOST_PREFILLS)
         self._constraints = ServerConstraints(self._may_send_tags, self._try_out)
+        self._replica_headers = read_names(options.replica_header)
 
     @classmethod
     @abstractmethod
@@ -184,11 +195,18 @@ class TokenServer(RemoteEngine):
         self._models = [model]
         await prefetch(self.renderer)
         if self.options.scheduling and (tokens := self.options.kv_tokens or await self.cache_tokens()):
-            self.schedule = LoopSchedule(
-                Rules(int(tokens * _SCHEDULED), self.options.max_jobs), self.context_demoted
-            )
+            rules = Rules(int(tokens * _SCHEDULED), self.options.max_jobs)
+            self.schedule = ReplicaSchedules(rules, self.context_demoted, await self._count_replicas())
             self._admission.follow(self.schedule)
             self._loop_ends = ChainEnds(self._loop_ended)
+
+    async def _count_replicas(self) -> int:
+        """How many replicas are behind the address, if that is a router which lists them."""
+        try:
+            listed = (await self.query(_ROUTER_LIST))["workers"]
+            return max(sum(worker.get("is_healthy", True) is True for worker in listed), 1)
+        except (HttpFailure, LookupError, TypeError, AttributeError):
+            return 1
 
     async def connect(self) -> tuple[Vocabulary, ModelInfo]:
         """Connect to the server, and find its model, that model's vocabulary and what is known about it."""
@@ -204,12 +222,13 @@ class TokenServer(RemoteEngine):
         await self._upstream.close()
 
     async def generate(self, job: Job, emit: Emit) -> None:
-        self._admission.require_admission(job.tenant, loop=None if self.schedule is None else loop_key(job))
+        self._admission.require_admission(job.tenant, need=self._need(job, 0))
         rendering = await render(job, self.renderer, self.served.context - self.spared, self.tokenizing)
         sent = rendering.prompt if job.generate else rendering.context
         constraint = await self._constraints.of(job, rendering, self.renderer, self.compiler)
         limit = self._limit(job, sent)
-        with self._admission.admission(job.tenant, need=self._need(job, sent, limit)) as ticket:
+        need = self._need(job, sent.total + min(limit, _EXPECTED_TOKENS))
+        with self._admission.admission(job.tenant, need=need) as ticket:
             await ticket.begin(accepted(job, self.renderer, rendering), emit)
             if not sent.total:  # a warmup of an empty context, which servers refuse
                 await deliver(emit, [Finished("stop", 0, 0, 0, position=sent, context=sent)])
@@ -224,6 +243,7 @@ class TokenServer(RemoteEngine):
 
             # Encoded only now, because it takes memory: all ids as text.
             with closing(self.exchange(job, sent, limit, constraint, answer)) as exchange:
+                exchange.answered = partial(self._answered, ticket)
                 await exchange.prepare()  # its answer is not due yet
                 with suppress(CutOff):
                     await self._admission.run(partial(exchange.attempt, emit), ticket=ticket)
@@ -233,13 +253,33 @@ class TokenServer(RemoteEngine):
         # After the ticket is given back: a slow reader must not hold up other jobs.
         await deliver(emit, last)
 
-    def _need(self, job: Job, sent: Rendered, limit: int) -> Need | None:
+    def _need(self, job: Job, tokens: int) -> Need | None:
         """What a job needs of the server's cache, if its jobs are scheduled."""
         if self.schedule is None:
             return None
-        parent = position_of(job) if job.fork and not job.recognised else None
-        tokens = sent.total + min(limit, _EXPECTED_TOKENS)
-        return Need(loop_key(job), tokens, 0 if parent is None else parent.total)
+        parent, position = job.parent, position_of(job)
+        root_id = job.response_id if parent is None else parent.root_id
+        branch, before = job.branch, None if parent is None else parent.branch
+        # A history that begins like another one, without an answer yet, is a chain of its own.
+        goes_on = parent is not None and root_id != job.response_id
+        return Need(
+            key=job.response_id,
+            tokens=tokens,
+            after=parent.id if parent is not None and goes_on and not job.fork else "",
+            # The branch that a chain begins with is named by the chain's root.
+            branch=root_id if branch.parent is None else branch.id,
+            source="" if before is None else root_id if before.parent is None else before.id,
+            shared=0 if position is None else position.total,
+            replaces=job.recognised and goes_on,
+            route=affinity_key(job),
+        )
+
+    def _answered(self, ticket: Ticket, headers: Mapping[str, str]) -> None:
+        """A server has begun to answer a job: its replica is known."""
+        replica = answering_replica(headers, self._replica_headers)
+        if replica is not None:
+            told = None if self.options.kv_tokens else replica.kv_tokens
+            self._admission.placed(ticket, replica.name, None if told is None else int(told * _SCHEDULED))
 
     def _ended(self, job: Job, last: list[Delta], answer: TokenAnswer, ticket: Ticket) -> None:
         """A job has ended: its chain goes on later, or ends some time."""
@@ -249,13 +289,13 @@ class TokenServer(RemoteEngine):
         assert isinstance(position, Rendered)
         if self.chain_ends is not None:
             self.chain_ends.watch(branch_keys(job)[0], position)
-        if self.schedule is not None and self._loop_ends is not None:
-            key = compacted_key(job) if job.is_summary else loop_key(job)
-            self._loop_ends.watch(key, position)
-            tools = (_COMPACTION,) if job.is_summary else answer.called
-            ticket.outcome = position.total, tools, key
+        if self.schedule is not None and self._loop_ends is not None and ticket.scheduled is not None:
+            if (former := ticket.scheduled.loop.former) != job.response_id:
+                self._loop_ends.forget(former)
+            self._loop_ends.watch(job.response_id, position)
+            ticket.outcome = position.total, (_COMPACTION,) if job.is_summary else answer.called
             prefilled = finished.input_tokens - finished.cached_tokens
-            self.schedule.measured(prefilled, ticket.begun_at - ticket.sent_at)
+            self.schedule.measured(ticket.scheduled, prefilled, ticket.begun_at - ticket.sent_at)
 
     async def _loop_ended(self, key: str) -> None:
         if self.schedule is not None:
@@ -389,9 +429,9 @@ class TokenServer(RemoteEngine):
         if status >= 500:
             raise Retryable(f"/health answers with {status}")
 
-    async def attempt(self, request: Request, reader: TokenReader) -> None:
+    async def attempt(self, request: Request, reader: TokenReader, answered: Answered | None) -> None:
         """Send a request once. Raises ``CutOff`` where the answer is cut."""
-        await self._upstream.stream(request.path, request.pieces, request.headers, reader)
+        await self._upstream.stream(request.path, request.pieces, request.headers, reader, answered=answered)
         if not reader.answer.has_ended:
             raise Unended
 
@@ -412,6 +452,9 @@ class _WholeAnswer:
 class JobExchange:
     """One job's request and its answer: sends it whole, as often as ``Admission`` asks for."""
 
+    answered: Answered | None = None
+    """Called with the headers of an answer."""
+
     def __init__(self, server: TokenServer, job: Job, request: Request, answer: TokenAnswer) -> None:
         self._server = server
         self._job = job
@@ -426,7 +469,7 @@ class JobExchange:
     async def attempt(self, emit: Emit, begin: Callable[[], None]) -> None:
         """Send the request once and emit its answer; ``begin`` is called when that begins."""
         reader = TokenReader(self._job, self._request.read(), self._answer, emit, begin)
-        await self._server.attempt(self._request, reader)
+        await self._server.attempt(self._request, reader, self.answered)
 
     def keep(self, last: list[Delta]) -> None:
         """Keep what the next turn of the chain can use. Called with the last deltas of a complete answer."""

@@ -207,11 +207,12 @@ class VllmEngine(SessionServer):
             most=min(options.max_sessions, limits.most_sessions),
             most_tokens=limits.most_tokens,
             idle_s=options.session_idle_s,
-            is_scheduled=self.schedule is not None,
+            schedule=self.schedule,
         )
 
-    async def _end_session(self, session_id: str) -> None:
-        await self._upstream.client.query(f"{_SESSIONS}/{session_id}/end", [b""])
+    async def _end_session(self, session_id: str, route: str) -> None:
+        path, headers = f"{_SESSIONS}/{session_id}/end", self._upstream.route_headers(route)
+        await self._upstream.client.query(path, [b""], headers=headers)
 
     def _sampling(self, settings: Settings) -> dict[str, Any]:
         """Only what is known here: for the rest vLLM uses the ``generation_config.json`` of its model."""

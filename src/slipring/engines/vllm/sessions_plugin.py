@@ -8,8 +8,8 @@ vLLM drops the last id that a turn has emitted, because it was never computed. S
 holds the ids of its prompts and all but the last of those that were emitted. A turn says how many ids it
 expects to be held, and is refused if there are more or fewer.
 
-Needs nothing of slipring but this module, ``session_scheduler`` and ``session_turns``, and nothing beyond
-what vLLM installs.
+Needs nothing of slipring but this module, ``replica_header``, ``session_scheduler`` and ``session_turns``,
+and nothing beyond what vLLM installs.
 """
 
 import asyncio
@@ -24,6 +24,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from slipring.engines.vllm.replica_header import Replica, ReplicaHeader
 from slipring.engines.vllm.session_scheduler import PLUGIN, fault_of, missing_of
 
 log = logging.getLogger("vllm.slipring")
@@ -254,9 +255,11 @@ class SessionsPlugin:
 
     def __init__(self) -> None:
         self._sessions: Sessions | None = None
+        self._replica = Replica()
         self._make_input: Callable[[Turn], Any]
 
     def attach_router(self, app: Any) -> None:
+        app.add_middleware(ReplicaHeader, replica=self._replica)
         app.router.routes += [
             Route(PATH, self._status, methods=["GET"]),
             Route(PATH, self._run, methods=["POST"]),
@@ -300,6 +303,7 @@ class SessionsPlugin:
                 raise TurnRefused(404, f"There is no model {name}.")
             return found
 
+        self._replica.describe(engine_client.vllm_config)
         self._make_input = make_input
         self._sessions = Sessions(limits_of(engine_client.vllm_config, vllm.__version__), generate)
 

@@ -23,7 +23,7 @@ from slipring.server.clock import now
 from slipring.server.cluster import peers
 from slipring.server.connections.http_connection import connection_of
 from slipring.server.endpoints import conversations, messages
-from slipring.server.endpoints.chat_completions.endpoint import complete
+from slipring.server.endpoints.chat_completions import complete
 from slipring.server.endpoints.codex_catalog import describe_for_codex
 from slipring.server.endpoints.compact import compact
 from slipring.server.endpoints.decisions import decide

@@ -50,11 +50,11 @@ class AppendRefused(Exception):
 class Rollout:
     """The appends of one response, and how long it waits for them."""
 
-    __slots__ = ("_capabilities", "_carry", "_committed", "_held", "_limits", "_steps", "waits_until")
+    __slots__ = ("_capabilities", "_carry", "_committed", "_held", "_limits", "_steps", "_waits_until")
 
     def __init__(self, steps: Steps, carry: OpenCarry, capabilities: Capabilities, limits: Limits) -> None:
         """``carry``: the turn's own, which the rollout extends."""
-        self.waits_until = 0.0
+        self._waits_until = 0.0
         """While paused: the time at which it stops waiting for the client."""
         self._steps = steps
         self._carry = carry
@@ -92,7 +92,11 @@ class Rollout:
 
     def wait_until(self, time: float) -> None:
         """Wait for the client until then."""
-        self.waits_until = time
+        self._waits_until = time
+
+    def is_late(self, now: float) -> bool:
+        """Whether the client has not sent its outputs in time."""
+        return now >= self._waits_until
 
     def pause(self, output: Output, *, may_commit: bool, may_wait: bool) -> list[Event]:
         """A step has ended, and so have its hosted calls: commit the held appends, if ``may_commit`` says

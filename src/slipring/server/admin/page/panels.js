@@ -115,10 +115,13 @@ function loops({ loops: all }) {
   return [
     meter("KV cache held by loops", `${count(all.held_tokens)} of ${counted(all.capacity_tokens, "token")}`, share,
       `${all.running} running, ${all.paused} paused, ${all.waiting} waiting`),
+    all.replicas.length > 1 ? all.replicas.map(({ name, held_tokens: held, capacity_tokens: most }, at) =>
+      meter(`replica ${name || at + 1}`, `${count(held)} of ${counted(most, "token")}`, held / Math.max(1, most),
+        name ? "held by loops" : "not heard of yet")) : null,
     all.listed.length ? h("ul", { class: "slots", "aria-label": "Loops" }, all.listed.map((loop, at) =>
       h("li", { key: `loop${at}`, class: loop.state === "running" ? "busy" : "idle" },
         h("span", { class: loop.state === "waiting" ? "badge wrong" : "badge state" }, loop.state), " ",
-        h("span", { class: "holds" }, `${counted(loop.tokens, "token")} of ${loop.tenant}, ${counted(loop.turns, "turn")}, `,
+        h("span", { class: "holds" }, `${counted(loop.tokens, "token")} of ${loop.tenant}${loop.replica ? ` on ${loop.replica}` : ""}, ${counted(loop.turns, "turn")}, `,
           words[loop.state] ?? `${loop.tools || "its user"}, usually ${duration(1000 * loop.usually_s)}`,
           loop.seconds ? `, for ${duration(1000 * loop.seconds)}` : ""),
         h("div", { class: "fill", "aria-hidden": "true", style: { width: `${(loop.tokens / Math.max(1, all.capacity_tokens) * 100).toFixed(1)}%` } })))) : null,

@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
+from slipring.server.connections.fair_reading import AT_ONCE, LARGE_READ_BYTES, ROUND_BYTES, FairReading
 from slipring.server.connections.http_connection import HttpConnection
-from slipring.server.connections.reading_turns import AT_ONCE, LARGE_READ_BYTES, ROUND_BYTES, ReadingTurns
 from tests.harness import Running, serve
 from tests.server.raw import CONTINUATION, TEXT, frame, only_client, open_raw, until
 
@@ -32,7 +32,7 @@ class Held:
 
 async def test_a_few_connections_have_their_turn_in_each_round() -> None:
     record: list[str] = []
-    turns = ReadingTurns(asyncio.get_running_loop())
+    turns = FairReading(asyncio.get_running_loop())
     waiting = [Held(str(number), record) for number in range(AT_ONCE + 2)]
     for each in waiting:
         turns.read(each, ROUND_BYTES)
@@ -50,7 +50,7 @@ async def test_a_few_connections_have_their_turn_in_each_round() -> None:
 
 async def test_a_connection_is_held_when_its_round_has_brought_enough() -> None:
     record: list[str] = []
-    turns = ReadingTurns(asyncio.get_running_loop())
+    turns = FairReading(asyncio.get_running_loop())
     first, second = Held("first", record), Held("second", record)
     for _ in range(2):
         turns.read(first, ROUND_BYTES // 2 - 1)

@@ -1,4 +1,4 @@
-"""The turns of connections whose clients send more than is read at once.
+"""Shares the reading of an event loop among connections whose clients send more than is read at once.
 
 uvloop reads 32 buffers of 250 kB from a socket, and as much from every other socket that has data, before it
 runs anything else: ten clients with messages of 15 MiB keep it from all others for as long as 80 MB take. So
@@ -31,7 +31,7 @@ class HeldConnection(Protocol):
         """Read again."""
 
 
-class ReadingTurns:
+class FairReading:
     """Shares the reading of one event loop among the connections that bring large pieces, in the order in
     which they brought them."""
 

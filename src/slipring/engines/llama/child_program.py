@@ -1,4 +1,4 @@
-"""The child process that runs the embedded llama.cpp: ``python -P child.py``.
+"""The child process that runs the embedded llama.cpp: ``python -P child_program.py``.
 
 Reads its settings as one line of JSON from standard input, serves llama-server's native API on a free port
 of the loopback interface, and prints the address. It exits when its standard input is closed, which happens
