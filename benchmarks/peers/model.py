@@ -25,7 +25,7 @@ _SPLIT = (
 """How Qwen2 splits text into words."""
 _BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
 _NORMAL, _USER_DEFINED = 1, 4
-_PICTURE = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>")
+_PICTURE = ("<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>")
 _SIDE, _PATCH = 32, 8
 _END = "<|im_end|>"
 
@@ -106,37 +106,36 @@ def write_vocabulary(
 
 
 def write_seeing_vocabulary(directory: Path, context: int) -> None:
-    """The same for a model that sees, of LLaVA's form: a picture takes 16 tokens, whatever its size."""
+    """The same for a model that sees, of Idefics 3's form: a picture takes seven tokens, whatever its size.
+    vLLM loads it without torchvision."""
     write_vocabulary(directory, context, "../seeing/qwen_vl", further=_PICTURE)
     text = json.loads((directory / "config.json").read_text())
-    image = _PICTURE[1]
-    tokenizer = json.loads((directory / "tokenizer.json").read_text())
-    ids = {each["content"]: each["id"] for each in tokenizer["added_tokens"]}
+    described = json.loads((directory / "tokenizer_config.json").read_text())
+    written = "<|vision_start|><|image_pad|><|vision_end|>"
+    described["chat_template"] = described["chat_template"].replace(written, _PICTURE[0])
+    added = json.loads((directory / "tokenizer.json").read_text())["added_tokens"]
+    ids = {each["content"]: each["id"] for each in added}
     config = {
-        **{"architectures": ["LlavaForConditionalGeneration"], "model_type": "llava"},
-        **{"torch_dtype": text["torch_dtype"], "image_token_index": ids[image]},
-        **{"projector_hidden_act": "gelu", "multimodal_projector_bias": True, "tie_word_embeddings": False},
-        **{"vision_feature_layer": -1, "vision_feature_select_strategy": "default"},
-        "text_config": text,
+        **{"architectures": ["Idefics3ForConditionalGeneration"], "model_type": "idefics3"},
+        **{"torch_dtype": text["torch_dtype"], "image_token_id": ids[_PICTURE[0]], "scale_factor": 2},
+        **{"tie_word_embeddings": False, "pad_token_id": ids[CHATML_CONTROL[0]]},
+        "text_config": {**text, "architectures": ["LlamaForCausalLM"], "model_type": "llama"},
         "vision_config": {
-            **{"model_type": "clip_vision_model", "hidden_size": TINY.width, "intermediate_size": TINY.width},
-            **{"num_hidden_layers": 1, "num_attention_heads": 1, "projection_dim": TINY.width},
-            **{"image_size": _SIDE, "patch_size": _PATCH, "hidden_act": "gelu"},
+            **{"model_type": "idefics3_vision", "hidden_size": TINY.width, "intermediate_size": TINY.width},
+            **{"num_hidden_layers": 1, "num_attention_heads": 1, "image_size": _SIDE, "patch_size": _PATCH},
         },
     }
-    size = {"height": _SIDE, "width": _SIDE}
     processing = {
-        **{"image_processor_type": "CLIPImageProcessor", "processor_class": "LlavaProcessor"},
-        **{"do_resize": True, "size": size, "do_center_crop": False, "crop_size": size, "resample": 2},
-        **{"do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True, "do_convert_rgb": True},
+        **{"image_processor_type": "Idefics3ImageProcessor", "processor_class": "Idefics3Processor"},
+        **{"do_resize": True, "size": {"longest_edge": _SIDE}, "max_image_size": {"longest_edge": _SIDE}},
+        **{"do_image_splitting": False, "do_pad": True, "do_convert_rgb": True, "resample": 1},
+        **{"do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True},
         **{"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]},
     }
-    processor = {
-        **{"processor_class": "LlavaProcessor", "patch_size": _PATCH, "image_token": image},
-        **{"vision_feature_select_strategy": "default", "num_additional_image_tokens": 1},
-    }
+    processor = {"processor_class": "Idefics3Processor", "image_seq_len": (_SIDE // _PATCH) ** 2 // 4}
     for name, content in (
         ("config.json", config),
+        ("tokenizer_config.json", described),
         ("preprocessor_config.json", processing),
         ("processor_config.json", processor),
     ):

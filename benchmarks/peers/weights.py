@@ -23,21 +23,18 @@ _SHARPNESS = 3.0
 _NEVER = -1e4
 
 
-def vision_weights(config: dict[str, int], width: int) -> dict[str, torch.Tensor]:
-    """The weights of a model's eyes: CLIP, and the projection to vectors of ``width`` elements."""
-    size, squares = config["hidden_size"], (config["image_size"] // config["patch_size"]) ** 2
-    tower, middle = "vision_tower.vision_model", config["intermediate_size"]
+def vision_weights(config: dict[str, int], width: int, scale: int) -> dict[str, torch.Tensor]:
+    """The weights of a model's eyes, as Idefics 3 has them: an encoder, and the projection of squares of
+    ``scale`` patches to vectors of ``width`` elements."""
+    size, patch, middle = config["hidden_size"], config["patch_size"], config["intermediate_size"]
+    tower, places = "model.vision_model", (config["image_size"] // patch) ** 2
     weights = {
-        f"{tower}.embeddings.class_embedding": torch.randn(size),
-        f"{tower}.embeddings.patch_embedding.weight": torch.randn(
-            size, 3, config["patch_size"], config["patch_size"]
-        ),
-        f"{tower}.embeddings.position_embedding.weight": torch.randn(squares + 1, size),
+        f"{tower}.embeddings.patch_embedding.weight": torch.randn(size, 3, patch, patch),
+        f"{tower}.embeddings.patch_embedding.bias": torch.zeros(size),
+        f"{tower}.embeddings.position_embedding.weight": torch.randn(places, size),
+        "model.connector.modality_projection.proj.weight": torch.randn(width, size * scale**2) / size,
     }
-    shapes = {
-        **{f"{tower}.{name}": (size,) for name in ("pre_layrnorm", "post_layernorm")},
-        **{f"multi_modal_projector.linear_{number}": (width, size) for number in (1, 2)},
-    }
+    shapes: dict[str, tuple[int, ...]] = {f"{tower}.post_layernorm": (size,)}
     for number in range(config["num_hidden_layers"]):
         layer = f"{tower}.encoder.layers.{number}"
         shapes |= {f"{layer}.self_attn.{name}_proj": (size, size) for name in ("q", "k", "v", "out")}
@@ -47,9 +44,6 @@ def vision_weights(config: dict[str, int], width: int) -> dict[str, torch.Tensor
         is_norm = len(shape) == 1
         weights[f"{name}.weight"] = torch.ones(size) if is_norm else torch.randn(shape) / math.sqrt(size)
         weights[f"{name}.bias"] = torch.zeros(shape[0])
-    last = "multi_modal_projector.linear_2"
-    weights[f"{last}.weight"][0] = 0.0
-    weights[f"{last}.bias"][0] = BIAS  # as in the embeddings of tokens
     return weights
 
 
@@ -99,8 +93,13 @@ def main() -> None:
         for name in ("input_layernorm", "post_attention_layernorm"):
             weights[f"{layer}.{name}.weight"] = torch.ones(width)
     if "vision_config" in whole:
-        weights = {f"language_model.{name}": each for name, each in weights.items()}
-        weights |= vision_weights(whole["vision_config"], width)
+        # Llama has no biases here, and Idefics 3 has another name for the model of texts.
+        weights = {
+            name.replace("model.", "model.text_model.", 1) if name.startswith("model.") else name: each
+            for name, each in weights.items()
+            if not name.endswith(".bias")
+        }
+        weights |= vision_weights(whole["vision_config"], width, whole["scale_factor"])
     unfinished = directory / "unfinished.safetensors"
     written = {name: each.to(kind).cpu().contiguous() for name, each in weights.items()}
     save_file(written, unfinished, metadata={"format": "pt"})

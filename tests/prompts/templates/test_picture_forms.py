@@ -161,7 +161,8 @@ def test_a_conversation_is_written_as_by_jinja2(family: str) -> None:
 
 @EVERY_FAMILY
 def test_a_picture_is_appended_as_jinja2_writes_the_whole(family: str) -> None:
-    first, second = (["Look: ", 1], [2, "Now?"])
+    first: list[str | int] = ["Look: ", 1]
+    second: list[str | int] = [2, "Now?"]
     asked = job((said(*first),))
     rendering = renderer(family).render(asked)
     answer = item("message", role="assistant", content=ANSWER)

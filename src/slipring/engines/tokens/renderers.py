@@ -20,13 +20,27 @@ from slipring.engines.tokens.rendering_options import (
     keeps_thoughts,
     read_variables,
 )
-from slipring.prompts.templates.picture_forms import PictureForm
+from slipring.prompts.templates.picture_forms import PARTS, PictureForm
 from slipring.prompts.templates.probed_template import ModelTemplate
 from slipring.prompts.templates.template_engines import TemplateError
 from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.prompts.tokenization.tokenizer import Vocabulary
 
 log = logging.getLogger("slipring")
+
+
+_PICTURE_TEXTS = {
+    "minicpmv": "(<image>./</image>)",
+    "minicpmo": "(<image>./</image>)",
+    "internvl_chat": "<image>",
+}
+"""What stands for a picture in the texts of models whose templates take no lists, by architecture."""
+
+
+def picture_forms(info: ModelInfo) -> Sequence[PictureForm]:
+    """The forms in which the template of a model that sees may take pictures."""
+    text = _PICTURE_TEXTS.get(info.family)
+    return PARTS if text is None else (*PARTS, PictureForm(text=text))
 
 
 def make_serving_renderer(

@@ -187,8 +187,12 @@ class ProbedTemplate:
                 self._form = structs.replace(plain, fields=fields)
                 numbered = self._numbers_pictures()
                 self._form = plain
-                id = id if isinstance(id, int) else None
-                return structs.replace(form, id=id, are_numbered=numbered, roles=tuple(written))
+                return structs.replace(
+                    form,
+                    id=id if isinstance(id, int) else None,
+                    are_numbered=numbered,
+                    roles=tuple(written),
+                )
         return None
 
     def _written_picture(self, role: Role) -> int | str | None:
