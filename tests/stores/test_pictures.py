@@ -89,7 +89,7 @@ async def test_items_of_conversations_keep_their_pictures(store: Store):
     assert await store.conversations.delete("t", "conv_1")
     await store.prune(0)
     assert await counted(store) == 1, "the response has it"
-    assert await store.conversations.create("t", Conversation("conv_2", 1), [shown(SHOT, id="msg_1")]) is None
+    await store.conversations.create("t", Conversation("conv_2", 1), [shown(SHOT, id="msg_1")])
     assert await counted(store) == 2, "what was pruned is stored again"
 
 

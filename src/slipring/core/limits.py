@@ -132,8 +132,9 @@ class Limits:
     )
     parked_bytes: int = _limit(512 * _MIB, "memory for such responses in one process")
     recognised_s: float = _limit(
-        600.0,
-        "how long a context is kept to recognise a history that a client sends again; 0: not at all",
+        86_400.0,
+        "how long a context is kept after its last use to recognise a history that a client sends again;"
+        " 0: not at all",
     )
     recognised_bytes: int = _limit(256 * _MIB, "memory for such contexts in one process")
     max_age_s: float = _limit(3600.0, "age at which a client is asked to reconnect and its connection closes")

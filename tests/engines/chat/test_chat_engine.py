@@ -33,9 +33,8 @@ from slipring.engines.chat.answer import ChatAnswer
 from slipring.engines.chat.engine import ChatEngine
 from slipring.engines.chat.messages import Writer
 from slipring.engines.chat.options import ChatOptions, read_options
-from slipring.engines.chat.request_body import Request, Written, write_request
+from slipring.engines.chat.request_body import EMPTY, Request, Written, toolbox, write_request
 from slipring.engines.chat.returned_fields import Details
-from slipring.engines.chat.tools import EMPTY, toolbox
 from slipring.engines.remote.admission_and_retries import Retryable
 from slipring.protocol.items import CALL_OF_OUTPUT, Item, short_id
 from slipring.protocol.tools import Offer, Toolset

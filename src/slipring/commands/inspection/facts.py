@@ -13,6 +13,8 @@ class ModelFacts(Struct, frozen=True, kw_only=True):
     """The path or the URL that was inspected."""
     architecture: str = ""
     context_tokens: int | None = None
+    sessions: str | None = None
+    """How turns use sessions of the server, in one line; None if it is no such server."""
 
 
 class WriterFacts(Struct, frozen=True, kw_only=True):

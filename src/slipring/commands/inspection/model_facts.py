@@ -92,6 +92,7 @@ def model_facts(source: ModelSource) -> ModelFacts:
         place=source.place,
         architecture=source.info.family,
         context_tokens=source.context,
+        sessions=source.sessions,
     )
 
 

@@ -15,6 +15,7 @@ from slipring.base.errors import ApiError, InvalidPrompt
 from slipring.core.chain import hosted_items, input_items, item_ids
 from slipring.core.chain.head import Head
 from slipring.core.chain.input_items import OpenCarry
+from slipring.core.chain.input_pictures import Sight
 from slipring.core.chain.state import Carry, OpenCall, ResponseState
 from slipring.core.checks.gate import Emission
 from slipring.core.generation import (
@@ -135,6 +136,7 @@ class Draft(Struct, frozen=True, eq=False):
     compaction: Plan | None
     definitions: Definitions
     """Those that the input brings."""
+    sight: Sight
 
 
 class Prepared(Struct, frozen=True, eq=False):

@@ -17,7 +17,7 @@ from msgspec import Raw
 from slipring.base.errors import InvalidRequest, ServerError
 from slipring.core.generation import Emit, Job
 from slipring.engines.chat.messages import Writer
-from slipring.engines.chat.tools import EMPTY, offered_tools, toolbox
+from slipring.engines.chat.request_body import EMPTY, offered_tools, toolbox
 from slipring.engines.remote.http_client import HttpClient, spliced
 from slipring.engines.remote.http_failures import BadStatus, HttpFailure
 from slipring.engines.tokens.job_rendering import data_urls, position_of

@@ -3,11 +3,14 @@
 Consecutive items of the assistant (reasoning, text, calls) become one message. A tool output names the call
 that it answers. ``MessageBuilder`` keeps the pending calls and counts calls, so that a delta converts to the
 same messages as within the whole context.
+
+Imports no library that runs templates: the chat engine writes messages with this, and works without them.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType, structs
@@ -23,7 +26,6 @@ from slipring.prompts.templates.picture_forms import (
     unmarked,
     written_content,
 )
-from slipring.prompts.templates.template_values import YieldingList, to_json
 from slipring.prompts.tool_definitions import describe, describe_format, describe_found, flat_name
 from slipring.protocol.items import (
     AdditionalTools,
@@ -42,6 +44,33 @@ from slipring.protocol.items import (
 from slipring.protocol.pictures.item_pictures import Picture, pictures
 from slipring.protocol.requests import TextFormat
 from slipring.protocol.tools import CallableTool, Toolset
+
+T = TypeVar("T")
+
+
+class YieldingList(list[T]):
+    """A list whose entries are fetched by Python code, so that other threads can run in between."""
+
+    def __iter__(self) -> Iterator[T]:
+        yield from super().__iter__()
+
+    def __getitem__(self, at: Any) -> Any:
+        return super().__getitem__(at)
+
+
+def to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: Sequence[str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """The filter ``tojson`` as templates expect it: Jinja's own would escape for HTML."""
+    item, key = separators if separators is not None else (", " if indent is None else ",", ": ")
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=(item, key), sort_keys=sort_keys
+    )
+
 
 _MAX_DEPTH = 100
 """Nesting of JSON that is passed to a template as a value."""
@@ -82,7 +111,11 @@ class ChatMessage(Struct, frozen=True, kw_only=True):
     ) -> Dict:
         """Return a new dict for a template, which may change it. ``text`` and ``value`` are applied to all
         strings and JSON values that come from clients or models."""
-        message: Dict = {"role": self.role, "content": written_content(self.content, text, fields.picture)}
+        content = written_content(self.content, text, fields.picture)
+        message: Dict = {
+            "role": self.role,
+            "content": YieldingList(content) if isinstance(content, list) else content,
+        }
         if self.thoughts and fields.thought_blocks:
             message["content"] = YieldingList([{"type": "thinking", "thinking": text(self.thoughts)}])
             if self.content:

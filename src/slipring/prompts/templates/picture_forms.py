@@ -11,8 +11,6 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from slipring.prompts.templates.template_values import YieldingList
-
 _MARK = re.compile("\ufdd0([0-9]{1,6})\ufdd1")
 """Between two noncharacters, which no text has that is meant for others."""
 Role = Literal["system", "user", "assistant", "tool"]
@@ -83,6 +81,6 @@ def written_content(content: str, text: Callable[[str], str], form: PictureForm 
         return "".join(
             text(piece) if isinstance(piece, str) else form.text or picture_mark(piece) for piece in pieces
         )
-    return YieldingList(
+    return [
         {"type": "text", "text": text(piece)} if isinstance(piece, str) else {**form.part} for piece in pieces
-    )
+    ]

@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from hashlib import blake2b
 from typing import get_args
 
-from msgspec import Struct
+import msgspec
+from msgspec import Raw, Struct, structs
 
 from slipring.base.errors import InvalidRequest, quoted
+from slipring.protocol import wire
 from slipring.protocol.items import (
     CallOutput,
     InputImage,
@@ -31,6 +33,8 @@ _OTHER_SPELLINGS = {"image/jpg": "image/jpeg", "image/pjpeg": "image/jpeg", "ima
 _DATA_URL = re.compile(r"data:([^;,\"]{0,100})((?:;[^;,\"]{0,100}){0,8}),", re.IGNORECASE)
 _LONGEST_HEAD = 1024
 _DIGEST_BYTES = 32
+_fields = msgspec.json.Decoder(dict[str, Raw])
+_parts = msgspec.json.Decoder(list[Raw])
 
 
 class Picture(Struct, frozen=True):
@@ -167,6 +171,27 @@ def picture_in(data: bytes, claimed: str, detail: str | None = None) -> Picture:
     digest = blake2b(data, digest_size=_DIGEST_BYTES).hexdigest()
     detail = None if detail == "auto" else detail
     return Picture(digest, header.media_type, header.width, header.height, len(data), detail)
+
+
+def without_images(item: Item) -> Item:
+    """A message with a line of text in place of each image, which says what it was. Its pictures must be
+    valid."""
+    places = [place for place, _ in image_parts(item)]
+    if not places:
+        return item
+    found = dict(zip(_data_places(item), pictures(item), strict=True))
+    fields = _fields.decode(item.raw)
+    parts: list[object] = list(_parts.decode(fields["content"]))
+    for place in places:
+        shown = described(found[place]) if place in found else "image"
+        parts[place] = {"type": "input_text", "text": f"[{shown}]"}
+    return structs.replace(item, raw=wire.encode({**fields, "content": parts}))
+
+
+def _data_places(item: Item) -> list[int]:
+    return [
+        place for place, part in image_parts(item) if part.image_url is not None and is_data(part.image_url)
+    ]
 
 
 def described(picture: Picture) -> str:

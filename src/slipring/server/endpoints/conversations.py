@@ -5,11 +5,11 @@ from msgspec import Raw, json
 
 from slipring.base.errors import InvalidRequest, NotFound, conversation_not_found, quoted
 from slipring.core.chain import item_ids, sealed_items
+from slipring.core.chain.input_pictures import Sight
 from slipring.core.generation import Capabilities
 from slipring.core.limits import Limits
 from slipring.core.session.preparation import new_definitions
 from slipring.core.turn.compaction import TRIGGER
-from slipring.core.turn.input_pictures import refuse_unseen
 from slipring.core.turn.request_validation import read_include
 from slipring.protocol.definitions import Definitions
 from slipring.protocol.endpoints.conversations import (
@@ -187,7 +187,7 @@ async def _read_items(
 def _check_pictures(items: list[Item], limits: Limits) -> None:
     """Raise for images that no turn of the conversation could show to any model."""
     try:
-        refuse_unseen(items, _SEES_ALL, limits)
+        Sight(_SEES_ALL, limits).refuse_unseen(items)
     except InvalidRequest as error:
         error.message, error.param = (
             text.replace("input[", "items[", 1) for text in (error.message, error.param or "")

@@ -12,11 +12,9 @@ from msgspec import UNSET, Raw, structs
 from slipring.base.errors import ApiError, InvalidRequest, quoted
 from slipring.core.chain import input_items
 from slipring.core.chain.input_items import OpenCarry
+from slipring.core.chain.input_pictures import Sight
 from slipring.core.chain.state import OpenCall, ResponseState
-from slipring.core.generation import Capabilities
-from slipring.core.limits import Limits
 from slipring.core.ports import Betas
-from slipring.core.turn.input_pictures import refuse_context, refuse_unseen
 from slipring.core.turn.output.output_events import Output
 from slipring.core.turn.steps.steering import required_input
 from slipring.core.turn.steps.steps import Steps
@@ -50,16 +48,15 @@ class AppendRefused(Exception):
 class Rollout:
     """The appends of one response, and how long it waits for them."""
 
-    __slots__ = ("_capabilities", "_carry", "_committed", "_held", "_limits", "_steps", "_waits_until")
+    __slots__ = ("_carry", "_committed", "_held", "_sight", "_steps", "_waits_until")
 
-    def __init__(self, steps: Steps, carry: OpenCarry, capabilities: Capabilities, limits: Limits) -> None:
+    def __init__(self, steps: Steps, carry: OpenCarry, sight: Sight) -> None:
         """``carry``: the turn's own, which the rollout extends."""
         self._waits_until = 0.0
         """While paused: the time at which it stops waiting for the client."""
         self._steps = steps
         self._carry = carry
-        self._capabilities = capabilities
-        self._limits = limits
+        self._sight = sight
         self._committed = 0
         """Items of appends that were committed since the last step."""
         self._held: list[Append] = []
@@ -124,8 +121,8 @@ class Rollout:
             raise AppendRefused("too_much_pending_input", "The response has too many items already.")
         try:
             carry = input_items.join(self._carry.current, append.items, complete=False)
-            refuse_unseen(append.items, self._capabilities, self._limits)
-            refuse_context(carry, self._capabilities, self._limits)
+            self._sight.refuse_unseen(append.items)
+            self._sight.refuse_context(carry)
             self._steps.offer(carry)
         except ApiError as error:
             raise AppendRefused("invalid_input", error.message, error.param) from None

@@ -3,10 +3,10 @@
 import pytest
 
 from slipring.base.errors import InvalidRequest
+from slipring.core.chain.input_pictures import Sight
 from slipring.core.chain.state import Carry
 from slipring.core.generation import Capabilities
 from slipring.core.limits import Limits
-from slipring.core.turn.input_pictures import refuse_context, refuse_unseen
 from slipring.protocol import wire
 from slipring.protocol.items import Item, read_item
 from tests.core.connection import Connection, Json, Server, message, only_error
@@ -26,7 +26,7 @@ def shown(*parts: Json) -> Item:
 
 def refusal(item: Item, capabilities: Capabilities = SEES, limits: Limits = LIMITS) -> InvalidRequest:
     with pytest.raises(InvalidRequest) as refused:
-        refuse_unseen([shown({"type": "input_text", "text": "a"}), item], capabilities, limits)
+        Sight(capabilities, limits).refuse_unseen([shown({"type": "input_text", "text": "a"}), item])
     return refused.value
 
 
@@ -65,23 +65,23 @@ def test_an_image_is_refused_by_the_name_of_its_field(name):
 def test_files_need_a_model_that_takes_them():
     part = {"type": "input_file", "file_id": "f"}
     assert refusal(shown(part)).param == "input[1].content[0]"
-    refuse_unseen([shown(part)], Capabilities(files=True), LIMITS)
+    Sight(Capabilities(files=True), LIMITS).refuse_unseen([shown(part)])
 
 
 def test_pictures_within_the_bounds_pass():
-    refuse_unseen([shown(image(), image(data_url(gif(20, 3))))], SEES, LIMITS)
+    Sight(SEES, LIMITS).refuse_unseen([shown(image(), image(data_url(gif(20, 3))))])
     elsewhere = shown(image("https://a.example/b.png"), image(None, file_id="f"), image())
-    refuse_unseen([elsewhere], Capabilities(images=True, resolves_urls=True), LIMITS)
+    Sight(Capabilities(images=True, resolves_urls=True), LIMITS).refuse_unseen([elsewhere])
     read = read_item(b'{"type":"reasoning","summary":[],"id":"\\u0061"}', "")
-    refuse_unseen([read], Capabilities(), LIMITS)
+    Sight(Capabilities(), LIMITS).refuse_unseen([read])
 
 
 def test_a_context_has_a_bound_on_its_pictures():
-    refuse_context(Carry(pictures=2), SEES, Limits(max_pictures=2))
+    Sight(SEES, Limits(max_pictures=2)).refuse_context(Carry(pictures=2))
     with pytest.raises(InvalidRequest, match="has 3 images, and may have 2"):
-        refuse_context(Carry(pictures=3), SEES, Limits(max_pictures=2))
+        Sight(SEES, Limits(max_pictures=2)).refuse_context(Carry(pictures=3))
     with pytest.raises(InvalidRequest, match=r"The context has images\. This model takes text only"):
-        refuse_context(Carry(pictures=1), Capabilities(), LIMITS)
+        Sight(Capabilities(), LIMITS).refuse_context(Carry(pictures=1))
 
 
 def test_pictures_are_counted_along_a_chain():

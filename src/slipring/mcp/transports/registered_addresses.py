@@ -16,7 +16,7 @@ from typing import Any
 from yarl import URL
 
 from slipring.mcp.failures import Unreachable
-from slipring.mcp.transports.address_policy import AddressRefused, contained_v4
+from slipring.mcp.transports.public_addresses import AddressRefused, contained_v4
 
 _FRESH_S = 5.0
 _LOOKUP_S = 10.0
@@ -26,11 +26,11 @@ _Place = tuple[str, int]
 """A canonical address, and a port."""
 
 
-class AddressReserved(AddressRefused):
+class AddressIsRegistered(AddressRefused):
     reason = "a registered MCP server is at this address: name it by its registered name or URL"
 
 
-class ReservedAddresses:
+class RegisteredAddresses:
     """The addresses and ports of some registered servers. Their names are resolved again and again."""
 
     def __init__(self, urls: Iterable[URL]) -> None:
@@ -83,10 +83,10 @@ class ReservedAddresses:
         return [str(each[4][0]) for each in found]
 
     def require_free(self, address: str, port: int) -> None:
-        """Refuse to connect to one of the servers. Raises ``AddressReserved``."""
+        """Refuse to connect to one of the servers. Raises ``AddressIsRegistered``."""
         place = (canonical(address), _port(port))
         if any(place in places for places in self._places.values()):
-            raise AddressReserved
+            raise AddressIsRegistered
 
     def unreserved_socket(self, address_info: tuple[Any, ...]) -> socket.socket:
         """Make the socket for one resolved address, for ``aiohttp.TCPConnector(socket_factory=…)``."""
@@ -95,7 +95,7 @@ class ReservedAddresses:
         return socket.socket(family=family, type=kind, proto=protocol)
 
 
-NOTHING_RESERVED = ReservedAddresses(())
+NO_REGISTERED = RegisteredAddresses(())
 _NO_SUCH_HOST = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from yarl import URL
 
-from slipring.mcp import ReservedAddresses, Unreachable
-from slipring.mcp.transports import reserved_addresses
-from slipring.mcp.transports.reserved_addresses import AddressReserved, canonical
+from slipring.mcp import RegisteredAddresses, Unreachable
+from slipring.mcp.transports import registered_addresses
+from slipring.mcp.transports.registered_addresses import AddressIsRegistered, canonical
 
 Answer = list[str] | Exception
 
@@ -30,24 +30,24 @@ class Names:
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in answer]
 
 
-def is_reserved(places: ReservedAddresses, address: str, port: int = 9000) -> bool:
+def is_reserved(places: RegisteredAddresses, address: str, port: int = 9000) -> bool:
     try:
         places.require_free(address, port)
-    except AddressReserved:
+    except AddressIsRegistered:
         return True
     return False
 
 
 @pytest.fixture(autouse=True)
 def always_stale(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reserved_addresses, "_FRESH_S", -1.0)
+    monkeypatch.setattr(registered_addresses, "_FRESH_S", -1.0)
 
 
 async def test_all_addresses_of_a_name_are_reserved_and_those_that_it_had_before_are_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     names = Names(monkeypatch, inside=["192.0.2.1", "192.0.2.2"])
-    places = ReservedAddresses([URL("http://inside:9000/mcp")])
+    places = RegisteredAddresses([URL("http://inside:9000/mcp")])
     await places.look_up()
     assert [is_reserved(places, f"192.0.2.{number}") for number in (1, 2, 3)] == [True, True, False]
     assert not is_reserved(places, "192.0.2.1", 9001)
@@ -57,9 +57,9 @@ async def test_all_addresses_of_a_name_are_reserved_and_those_that_it_had_before
 
 
 async def test_names_are_looked_up_once_for_all_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reserved_addresses, "_FRESH_S", 60.0)
+    monkeypatch.setattr(registered_addresses, "_FRESH_S", 60.0)
     names = Names(monkeypatch, inside=["192.0.2.1"])
-    places = ReservedAddresses([URL("http://inside:9000/mcp"), URL("http://inside:9000/other")])
+    places = RegisteredAddresses([URL("http://inside:9000/mcp"), URL("http://inside:9000/other")])
     await asyncio.gather(*(places.look_up() for _ in range(3)))
     await places.look_up()
     assert names.asked == 1
@@ -68,7 +68,7 @@ async def test_names_are_looked_up_once_for_all_who_wait(monkeypatch: pytest.Mon
 async def test_a_name_that_cannot_be_looked_up_keeps_its_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without any, no URL of a client is connected to: it could lead there."""
     names = Names(monkeypatch, inside=socket.gaierror(socket.EAI_AGAIN, "try again"))
-    places = ReservedAddresses([URL("http://inside:9000/mcp")])
+    places = RegisteredAddresses([URL("http://inside:9000/mcp")])
     with pytest.raises(Unreachable):
         await places.look_up()
     names.answers["inside"] = ["192.0.2.1"]
@@ -80,7 +80,7 @@ async def test_a_name_that_cannot_be_looked_up_keeps_its_addresses(monkeypatch: 
 
 async def test_a_name_that_does_not_exist_reserves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     Names(monkeypatch, inside=socket.gaierror(socket.EAI_NONAME, "unknown"))
-    places = ReservedAddresses([URL("http://inside:9000/mcp")])
+    places = RegisteredAddresses([URL("http://inside:9000/mcp")])
     await places.look_up()
     assert not is_reserved(places, "192.0.2.1")
 
