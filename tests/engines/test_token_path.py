@@ -49,7 +49,7 @@ class Ceiling(NamedTuple):
     turn_modules: int
 
 
-CEILINGS = {"vllm": Ceiling(8, 14, 98), "chat": Ceiling(6, 13, 80)}
+CEILINGS = {"vllm": Ceiling(8, 14, 97), "chat": Ceiling(6, 13, 79)}
 
 
 class Calls:

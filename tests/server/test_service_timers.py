@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import pytest
 
 from slipring.core.limits import Limits
-from slipring.server.client_timers import ClientTimers
+from slipring.server.service import ClientTimers
 from tests.harness import PuppetEngine, Running, serve
 from tests.server.raw import (
     CONTINUATION,
