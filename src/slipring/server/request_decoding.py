@@ -16,7 +16,7 @@ from slipring.core.ports import Betas
 from slipring.core.session import client_events
 from slipring.engines.tokens.tokenizer_threads import FairThreadPool
 from slipring.protocol import requests
-from slipring.protocol.endpoints.pieces import Known
+from slipring.protocol.endpoints.resent_messages import Known
 from slipring.protocol.requests import CreateRequest
 
 T = TypeVar("T")

@@ -19,7 +19,7 @@ from tests.engines.fakes.sglang import FakeSglang
 from tests.engines.fakes.tokens import FakeTokenServer, tokenizer_directory
 from tests.engines.fakes.vllm import FakeVllm
 from tests.engines.fakes.vllm_sessions import FakeVllmWithSessions
-from tests.engines.vllm.test_vllm_plugin import config
+from tests.engines.vllm.test_vllm_plugin import config, model
 from tests.harness import Running
 
 pytestmark = pytest.mark.usefixtures("compiled_here")
@@ -122,7 +122,6 @@ async def test_engines_without_sessions_say_nothing() -> None:
 
 PAGE = Path(__file__).parents[3] / "docs" / "engines.md"
 NGRAM, EAGLE = SimpleNamespace(method="ngram"), SimpleNamespace(method="eagle3")
-MODEL = {"max_model_len": 1000, "is_hybrid": False, "has_inner_state": False}
 SEQS = {"max_num_seqs": 4, "scheduler_cls": None}
 VLLM: dict[str, dict[str, Any]] = {
     "plain turns, warmups": {},
@@ -133,7 +132,7 @@ VLLM: dict[str, dict[str, Any]] = {
     "several API processes": {"parallel_config": SimpleNamespace(data_parallel_size=1, _api_process_count=2)},
     "data parallelism": {"parallel_config": SimpleNamespace(data_parallel_size=2)},
     "KV transfer": {"kv_transfer_config": object()},
-    "Mamba layers and other state": {"model_config": SimpleNamespace(**{**MODEL, "is_hybrid": True})},
+    "Mamba layers and other state": {"model_config": model(is_hybrid=True)},
     "another scheduler": {"scheduler_config": SimpleNamespace(**{**SEQS, "scheduler_cls": "mine"})},
 }
 SGLANG: dict[str, dict[str, Any]] = {

@@ -14,6 +14,9 @@ from tests.engines.fakes.vllm_scheduler import BLOCK, STOP, Request, Scheduler, 
 class Mended(Scheduler):
     """Has methods of its own, so that only this class is changed."""
 
+    def schedule(self) -> bool:
+        return super().schedule()
+
     def _handle_stopped_request(self, request: Any) -> bool:
         return super()._handle_stopped_request(request)
 
@@ -129,6 +132,19 @@ def test_a_session_that_goes_on_goes_first() -> None:
         scheduler.run(11, 12)
         scheduler.append([12, 51], max_tokens=2)
         assert list(scheduler.skipped_waiting).index(scheduler.request) == place
+
+
+def test_in_a_queue_by_priority_the_place_of_a_session_that_goes_on_is_reserved() -> None:
+    for kind, reserved in ((Mended, 1), (Scheduler, 0)):
+        scheduler = kind(Request([1], max_tokens=2))
+        scheduler.run(11, 12)
+        scheduler.skipped_waiting = list(scheduler.skipped_waiting)  # type: ignore[assignment]
+        scheduler.append([12, 51], max_tokens=2)
+        assert scheduler.num_waiting_for_streaming_input == 0
+        scheduler.schedule()
+        assert scheduler.counted == reserved
+        scheduler.schedule()  # it runs now
+        assert scheduler.counted == 0
 
 
 @pytest.mark.parametrize(

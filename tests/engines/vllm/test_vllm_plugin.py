@@ -61,13 +61,19 @@ class SamplingParams:
         self.fields = fields
 
 
+def model(**changes: Any) -> SimpleNamespace:
+    layers = SimpleNamespace(layer_types=["full_attention"] * 2)
+    known = {"max_model_len": 1000, "is_hybrid": False, "has_inner_state": False, "hf_text_config": layers}
+    return SimpleNamespace(**{**known, **changes})
+
+
 def config(**changes: Any) -> SimpleNamespace:
     """The part of ``VllmConfig`` that the plugin reads."""
     return SimpleNamespace(
         **{
             "parallel_config": SimpleNamespace(data_parallel_size=1, _api_process_count=1),
             "cache_config": SimpleNamespace(num_gpu_blocks=100, block_size=16),
-            "model_config": SimpleNamespace(max_model_len=1000, is_hybrid=False, has_inner_state=False),
+            "model_config": model(),
             "scheduler_config": SimpleNamespace(max_num_seqs=4, scheduler_cls=None),
             "speculative_config": None,
             "kv_transfer_config": None,
@@ -365,7 +371,7 @@ async def test_an_idle_session_ends(vllm: Vllm, engine: Engine) -> None:
             "several API processes (2)",
         ),
         (
-            {"model_config": SimpleNamespace(max_model_len=1000, is_hybrid=True, has_inner_state=True)},
+            {"model_config": model(is_hybrid=True, has_inner_state=True)},
             "a model with state beside its KV cache",
         ),
         (
@@ -378,6 +384,27 @@ def test_where_sessions_are_not_right_there_are_none(changes: dict[str, Any], wh
     limits = limits_of(EngineFacts.of(config(**changes), "0.32.0"))
     assert (limits.sessions, limits.tokens) == (0, 0)
     assert why in limits.refused
+
+
+@pytest.mark.parametrize(
+    ("kinds", "flags", "kv_tokens"),
+    [
+        (["sliding_attention"] * 4, {}, 1600),
+        (["sliding_attention", "full_attention"] * 2, {}, 800),
+        (["sliding_attention"] * 5 + ["full_attention"], {}, 256),
+        (["sliding_attention", "full_attention"], {"disable_hybrid_kv_cache_manager": True}, 1600),
+        (None, {}, 1600),
+    ],
+)
+def test_kinds_of_layers_share_the_kv_cache(
+    kinds: list[str] | None, flags: dict[str, Any], kv_tokens: int
+) -> None:
+    scheduling = SimpleNamespace(max_num_seqs=4, scheduler_cls=None, **flags)
+    layers = SimpleNamespace() if kinds is None else SimpleNamespace(layer_types=kinds)
+    facts = EngineFacts.of(
+        config(model_config=model(hf_text_config=layers), scheduler_config=scheduling), "0.32.0"
+    )
+    assert facts.kv_tokens == kv_tokens
 
 
 @pytest.mark.parametrize(("version", "is_right"), [("0.26.0", False), ("0.32.1", True), ("0.33.0", False)])

@@ -168,9 +168,8 @@ def _named(policies: Policies, policy: Policy, name: str) -> tuple[Check, ...]:
     if name == ALL_CHECKS and policy.checks:
         return policy.checks
     known = ", ".join(f"'{each}'" for each in policies.checks)
-    raise InvalidRequest(
-        f"Invalid 'moderation.model': {quoted(name)} is not a safety check of this server. It has {known}.",
-        param="moderation.model",
+    raise InvalidRequest.at(
+        "moderation.model", f"{quoted(name)} is not a safety check of this server. It has {known}"
     )
 
 

@@ -175,10 +175,7 @@ def answering(sent: SentBuiltin, found: ResolvedBuiltin) -> HostedTool | None:
         return None
     if "filters" in sent.fields and "filters" not in found.fields:
         param = f"tools[{sent.index}].filters"
-        raise UnsupportedParameter(
-            f"Unsupported parameter: '{param}': the tool that answers '{sent.kind}' here takes no filters.",
-            param=param,
-        )
+        raise UnsupportedParameter.at(param, f"the tool that answers '{sent.kind}' here takes no filters")
     given = {found.fields[name]: value for name, value in sent.fields.items() if name in found.fields}
     return HostedTool(
         found.server,

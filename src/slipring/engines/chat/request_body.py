@@ -56,10 +56,10 @@ def toolbox(tools: Tools, before: Toolbox) -> Toolbox:
         return before
     names = {flat_name(tool): tool for tool in tools}
     if len(names) < len(tools):
-        raise InvalidRequest(
-            "Invalid 'tools': this model's server knows no namespaces, and two tools have the same name once"
-            " namespace and name are joined by '__'.",
-            param="tools",
+        raise InvalidRequest.at(
+            "tools",
+            "this model's server knows no namespaces, and two tools have the same name once"
+            " namespace and name are joined by '__'",
         )
     return Toolbox(tools, wire.encode([_definition(tool) for tool in tools]), names)
 
@@ -142,10 +142,7 @@ class Request(Struct, frozen=True):
 def write_request(job: Job, options: ChatOptions, writer: Writer) -> Request:
     """Encode the request for a job. Raises an ``ApiError`` for what the API cannot express."""
     if job.settings.truncation == "auto":
-        raise UnsupportedParameter(
-            "Unsupported parameter: 'truncation': this model's server cannot drop items that do not fit.",
-            param="truncation",
-        )
+        raise UnsupportedParameter.at("truncation", "this model's server cannot drop items that do not fit")
     before, fallback = _position(job, writer)
     kept = _kept(job, writer)
     refuse_unsendable(job.input, images=options.images, urls=options.image_urls, new=True)

@@ -28,7 +28,7 @@ import re
 from collections import deque
 from typing import Any
 
-from slipring.engines.vllm.session_turns import keep_grammars, keep_outputs, keep_seeds
+from slipring.engines.vllm.session_turns import keep_grammars, keep_outputs, keep_seeds, with_reserved
 
 PLUGIN = "slipring_sessions"
 MENDED = ((0, 26, 0),)
@@ -93,6 +93,7 @@ def mend_scheduler(scheduler: Any) -> None:
     """Change a class of schedulers."""
     handle_stopped_request = scheduler._handle_stopped_request
     update_request_as_session = scheduler._update_request_as_session
+    schedule = scheduler.schedule
 
     def handle_stopped(self: Any, request: Any) -> bool:
         if request.resumable:
@@ -104,10 +105,20 @@ def mend_scheduler(scheduler: Any) -> None:
         del session.block_hashes[session.num_computed_tokens // self.hash_block_size :]
         session.max_tokens = update.max_tokens
         update_request_as_session(self, session, update)
-        _go_first(self.skipped_waiting, session)
+        if isinstance(self.skipped_waiting, deque):
+            _go_first(self.skipped_waiting, session)
+        else:
+            self.resumed_sessions = [*getattr(self, "resumed_sessions", ()), session]
+
+    def schedule_beside(self: Any, *args: Any, **named: Any) -> Any:
+        if not getattr(self, "resumed_sessions", None):
+            return schedule(self, *args, **named)
+        self.resumed_sessions = [each for each in self.resumed_sessions if _waits(each)]
+        return with_reserved(self, len(self.resumed_sessions), schedule, *args, **named)
 
     scheduler._handle_stopped_request = handle_stopped
     scheduler._update_request_as_session = update_as_session
+    scheduler.schedule = schedule_beside
 
 
 def end_with_turn(scheduler: Any) -> None:
@@ -135,10 +146,15 @@ def _forget_steps_under_way(request: Any) -> None:
 
 def _go_first(queue: Any, session: Any) -> None:
     """A session has its place in the model runner, and is not counted while it waits to go on. So it goes
-    before all that wait for a place, or there would be one too few."""
-    if isinstance(queue, deque) and session in queue:
+    before all that wait for a place, or there would be one too few. In a queue by priority it cannot, and its
+    place is reserved instead."""
+    if session in queue:
         queue.remove(session)
         queue.appendleft(session)
+
+
+def _waits(session: Any) -> bool:
+    return session.status is type(session.status).WAITING
 
 
 def _numbers(version: str) -> tuple[int, ...] | None:

@@ -14,6 +14,8 @@ and nothing beyond what vLLM installs.
 
 import asyncio
 import logging
+import math
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any
@@ -233,6 +235,8 @@ class EngineFacts(Struct, frozen=True):
     scheduler: str
     """A scheduler that is not vLLM's own; empty if it is."""
     kv_tokens: int
+    """What the KV cache holds, as vLLM counts it: layers of different kinds, as those with a sliding window
+    beside others, have blocks of their own."""
     most_requests: int
     longest_request: int
 
@@ -248,7 +252,7 @@ class EngineFacts(Struct, frozen=True):
             transfers_kv=config.kv_transfer_config is not None,
             has_state=bool(model.is_hybrid or model.has_inner_state),
             scheduler="" if scheduling.scheduler_cls is None else str(scheduling.scheduler_cls),
-            kv_tokens=(cache.num_gpu_blocks or 0) * cache.block_size,
+            kv_tokens=(cache.num_gpu_blocks or 0) // _kv_groups(config) * cache.block_size,
             most_requests=scheduling.max_num_seqs,
             longest_request=model.max_model_len,
         )
@@ -275,6 +279,15 @@ class EngineFacts(Struct, frozen=True):
     def spare_tokens(self) -> int:
         """At most half of the KV cache, and only what the longest request leaves."""
         return max(min(self.kv_tokens // 2, self.kv_tokens - self.longest_request), 0)
+
+
+def _kv_groups(config: Any) -> int:
+    """How many groups of layers have blocks of their own, of as many layers each as the rarest kind has."""
+    kinds = getattr(config.model_config.hf_text_config, "layer_types", None)
+    if not kinds or getattr(config.scheduler_config, "disable_hybrid_kv_cache_manager", False):
+        return 1
+    counts = Counter(kinds).values()
+    return sum(math.ceil(count / min(counts)) for count in counts)
 
 
 def limits_of(facts: EngineFacts) -> Limits:

@@ -6,8 +6,8 @@ from msgspec import Struct
 
 from slipring.base.errors import InvalidRequest
 from slipring.protocol import wire
-from slipring.protocol.endpoints.pieces import NOTHING_KNOWN, Known
 from slipring.protocol.endpoints.rate_limits import RateLimit
+from slipring.protocol.endpoints.resent_messages import NOTHING_KNOWN, Known
 from slipring.protocol.endpoints.translation import ErrorReply, Translation
 from slipring.protocol.events import Error, Event
 from slipring.protocol.items import Effort

@@ -199,9 +199,8 @@ def _refuse_change(existing: Item | None, item: Item, where: str) -> None:
     """Raise ``InvalidRequest`` if an id is taken by another item. The same item again is accepted: it may be
     a retry."""
     if existing is not None and _content_of(existing) != _content_of(item):
-        raise InvalidRequest(
-            f"Invalid '{where}.id': the conversation has another item with the id {quoted(item.id or '')}.",
-            param=f"{where}.id",
+        raise InvalidRequest.at(
+            f"{where}.id", f"the conversation has another item with the id {quoted(item.id or '')}"
         )
 
 

@@ -146,7 +146,7 @@ class ToolRunner:
             return self.registry.find(server, caller.key)
         except ServerRefused as refusal:
             param = f"{place_of(tools, server.server_label)}.{refusal.field}"
-            raise InvalidRequest(f"Invalid '{param}': {refusal.reason}.", param=param) from None
+            raise InvalidRequest.at(param, f"{refusal.reason}") from None
 
     async def _list(self, label: str, server: ResolvedServer, tenant: str) -> FetchedList:
         target = _target(server)
