@@ -106,8 +106,14 @@ BROKEN = {
         "has no pixels",
     ),
     "gif with another block": (pictures.gif(8, 8, frames=0)[:-1] + b"\x07", "has a block that is not valid"),
+    "gif of many extensions": (
+        pictures.gif(8, 8, frames=0)[:-1] + b"\x21\xfe\x00" * 50_001,
+        "has too many blocks",
+    ),
+    "jpeg of fill bytes": (b"\xff\xd8" + b"\xff" * 1_000_000, "bytes astray"),
+    "jpeg of fill bytes after a scan": (b"\xff\xd8" + FRAME + SCAN + b"\xff" * 1_000_000, "is cut off"),
     "gif of many blocks": (
-        pictures.gif(8, 8, frames=0)[:-1] + b"\x21\xfe" + b"\x01x" * 100_001,
+        pictures.gif(8, 8, frames=0)[:-1] + b"\x21\xfe" + b"\x01x" * 50_001,
         "has too many blocks",
     ),
     "webp without pixels": (riff(webp_chunk(b"EXIF", b"x")), "has no pixels"),
@@ -171,6 +177,10 @@ SOUND = {
         (8, 8),
     ),
     "an animated gif": (pictures.gif(8, 8, frames=3), (8, 8)),
+    "a jpeg with a long scan": (
+        b"\xff\xd8" + FRAME + SCAN + b"\xff\x00" * 32_767 + b"\x00" + END,
+        (13, 7),
+    ),
     "a jpeg of several scans": (b"\xff\xd8" + FRAME + SCAN + SCAN + END, (13, 7)),
     "a jpeg with markers alone": (b"\xff\xd8\xff\x01\xff\xff\xd3" + FRAME + SCAN + END, (13, 7)),
     "a png with other chunks": (png_with(png_chunk(b"tEXt", b"a\x00b"), IDAT, IDAT, IEND), (13, 7)),

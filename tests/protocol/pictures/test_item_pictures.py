@@ -123,7 +123,7 @@ def test_the_error_names_the_field():
     item = message(TEXT, image(PIXEL), image("data:image/png;base64,"))
     with pytest.raises(BadPicture) as refused:
         pictures(item)
-    error = refused.value.at(item, 4)
+    error = refused.value.placed(item, 4)
     assert isinstance(error, InvalidRequest)
     assert error.param == "input[4].content[2].image_url"
     assert error.message == "Invalid 'input[4].content[2].image_url': the image has no data."

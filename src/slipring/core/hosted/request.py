@@ -142,7 +142,7 @@ class HostedRequest:
         opened = hosted_items.opened(self._input)
         self.input = approvals.with_denials(before.approvals, opened) if complete else opened
 
-    def take_results(self, results: Mapping[str, str], before: Carry) -> None:
+    def take_results(self, results: Mapping[str, Item], before: Carry) -> None:
         """The approved calls have returned these results: they stand where the client approved the calls."""
         self.approved = []
         self.input = approvals.with_denials(before.approvals, hosted_items.opened(self._input, results))

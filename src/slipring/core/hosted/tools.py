@@ -106,6 +106,9 @@ class CallOutcome(Struct, frozen=True):
 
     output: str | None = None
     error: CallError | None = None
+    pictures: tuple[str, ...] = ()
+    """Data URLs of the images that the model sees after ``output``, which says what they are. Clients do not
+    get them: their items have no place for images."""
 
 
 class CallProgress(Struct, frozen=True):

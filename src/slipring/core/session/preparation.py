@@ -15,7 +15,6 @@ from slipring.base.errors import ApiError, InvalidPrompt, PreviousResponseNotFou
 from slipring.core.chain import hosted_items, input_items, sealed_items
 from slipring.core.chain.head import Head
 from slipring.core.chain.input_items import OpenCarry
-from slipring.core.chain.input_pictures import sight_of
 from slipring.core.chain.state import Carry, ResponseState
 from slipring.core.chain.state_cache import ConnectionCache
 from slipring.core.checks.policies import NO_POLICY, policy_of_turn
@@ -24,6 +23,7 @@ from slipring.core.generation import Job, Model
 from slipring.core.limits import Limits
 from slipring.core.session.actions import Load, Loaded
 from slipring.core.session.session_state import SessionState
+from slipring.core.sight import sight_of
 from slipring.core.turn import response_object
 from slipring.core.turn.compaction import TRIGGER, Compaction, read_plan
 from slipring.core.turn.output.hosted_calls import HostedCalls

@@ -15,7 +15,6 @@ from slipring.base.errors import ApiError, InvalidPrompt
 from slipring.core.chain import hosted_items, input_items, item_ids
 from slipring.core.chain.head import Head
 from slipring.core.chain.input_items import OpenCarry
-from slipring.core.chain.input_pictures import Sight
 from slipring.core.chain.state import Carry, OpenCall, ResponseState
 from slipring.core.checks.gate import Emission
 from slipring.core.generation import (
@@ -27,6 +26,7 @@ from slipring.core.generation import (
 from slipring.core.hosted.request import HostedRequest
 from slipring.core.hosted.tools import FetchedList, HostedCall
 from slipring.core.ports import Ports
+from slipring.core.sight import Sight
 from slipring.core.token_estimates import estimated_text_tokens, estimated_tokens
 from slipring.core.turn import response_object
 from slipring.core.turn.compaction import Compaction, Plan

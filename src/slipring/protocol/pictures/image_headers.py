@@ -16,12 +16,14 @@ _MOST_CHUNKS = 20_000
 """Of a PNG or a WebP file. Encoders write 8 KiB into a chunk, so that this is 160 MB."""
 _MOST_SEGMENTS = 2_000
 """Of a JPEG file: each has up to 64 KiB of metadata or tables, or is a scan."""
-_MOST_BLOCKS = 100_000
+_MOST_BLOCKS = 50_000
 """Of the first frame of a GIF file and what is before it; encoders write 255 bytes into a block."""
 _PNG_DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}
 """Bits of a sample, by the kind of colours."""
-_MARKER = re.compile(rb"\xff+([^\xff])")
-_MARKER_AFTER_SCAN = re.compile(rb"\xff+([^\x00\xff\xd0-\xd7])")
+_MARKER = re.compile(rb"\xff++([^\xff])")
+_MARKER_AFTER_SCAN = re.compile(rb"\xff([^\x00\xff\xd0-\xd7])")
+_WINDOW = 64 * 1024
+"""Bytes of a scan that are searched at once: the search lets no other thread run."""
 _SOI, _EOI, _SOS, _TEM = 0xD8, 0xD9, 0xDA, 0x01
 _RESTARTS = range(0xD0, 0xD8)
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
@@ -119,7 +121,7 @@ def _segments(data: bytes) -> Iterator[tuple[int, bytes]]:
     at, after_scan = 2, False
     for _ in range(_MOST_SEGMENTS):
         # Between two segments there is nothing; after the beginning of a scan, its data is skipped.
-        found = _MARKER_AFTER_SCAN.search(data, at) if after_scan else _MARKER.match(data, at)
+        found = _after_scan(data, at) if after_scan else _MARKER.match(data, at)
         if found is None:
             raise BrokenImage(_CUT_OFF if after_scan or at >= len(data) - 1 else "has bytes astray")
         marker, at = found[1][0], found.end()
@@ -138,6 +140,15 @@ def _segments(data: bytes) -> Iterator[tuple[int, bytes]]:
     raise BrokenImage("has too many segments")
 
 
+def _after_scan(data: bytes, start: int) -> re.Match[bytes] | None:
+    """The marker that ends the data of a scan."""
+    for at in range(start, len(data), _WINDOW):
+        # A marker of two bytes may begin with the last one.
+        if (found := _MARKER_AFTER_SCAN.search(data, at, at + _WINDOW + 1)) is not None:
+            return found
+    return None
+
+
 # GIF: the size of the screen, then blocks; a frame may be larger than the screen.
 
 
@@ -148,7 +159,7 @@ def _read_gif(data: bytes) -> tuple[int, int]:
     while True:
         kind = _byte(data, at)
         if kind == 0x21:
-            at, blocks = _skip_blocks(data, at + 2, blocks + 1)
+            at, blocks = _skip_blocks(data, at + 2, blocks)
         elif kind == 0x2C:
             left, top, across, down = (_number(data, at + 1 + 2 * n, 2, "little") for n in range(4))
             if not across or not down:
@@ -167,12 +178,13 @@ def _colours(flags: int) -> int:
 def _skip_blocks(data: bytes, at: int, blocks: int) -> tuple[int, int]:
     """Skip blocks of data up to the empty one that ends them. Returns where they end, and ``blocks`` with
     their number."""
-    while size := _byte(data, at):
+    while blocks < _MOST_BLOCKS:
+        size = _byte(data, at)
         at += 1 + size
         blocks += 1
-        if blocks > _MOST_BLOCKS:
-            raise BrokenImage("has too many blocks")
-    return at + 1, blocks
+        if not size:
+            return at, blocks
+    raise BrokenImage("has too many blocks")
 
 
 # WebP: chunks within one RIFF chunk. The first has the size: of a still image, or of the canvas that an image

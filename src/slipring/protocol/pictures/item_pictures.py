@@ -59,7 +59,7 @@ class BadPicture(InvalidRequest):
         super().__init__(f"The image {reason}.", code=code)
         self.place = 0
 
-    def at(self, item: Item, index: int) -> "BadPicture":
+    def placed(self, item: Item, index: int) -> "BadPicture":
         """The same error, which names the field of a request."""
         self.param = image_param(item, index, self.place)
         self.message = f"Invalid '{self.param}': {self.message[0].lower()}{self.message[1:]}"

@@ -3,10 +3,10 @@
 import pytest
 
 from slipring.base.errors import InvalidRequest
-from slipring.core.chain.input_pictures import Sight
 from slipring.core.chain.state import Carry
 from slipring.core.generation import Capabilities
 from slipring.core.limits import Limits
+from slipring.core.sight import Sight
 from slipring.protocol import wire
 from slipring.protocol.items import Item, read_item
 from tests.core.connection import Connection, Json, Server, message, only_error

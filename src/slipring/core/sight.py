@@ -73,9 +73,33 @@ class Sight(Struct, frozen=True):
         try:
             found = pictures(item)
         except BadPicture as error:
-            raise error.at(item, index) from None
+            raise error.placed(item, index) from None
         for place, picture in zip(places, found, strict=True):
-            refuse_picture(picture, image_param(item, index, place), self.capabilities, self.limits)
+            self.refuse_picture(picture, image_param(item, index, place))
+
+    def refuse_picture(self, picture: Picture, param: str) -> None:
+        """Refuse a picture of a type that the model's decoder does not read, and one beyond the limits."""
+        capabilities, limits = self.capabilities, self.limits
+        if picture.media_type not in capabilities.picture_types:
+            raise UnsupportedParameter(
+                f"Unsupported value: '{param}': this model sees {', '.join(capabilities.picture_types)}, and"
+                f" the image is {picture.media_type}.",
+                param=param,
+            )
+        if picture.size_bytes > limits.max_picture_bytes:
+            raise InvalidRequest(
+                f"Invalid '{param}': the image has {picture.size_bytes:,} bytes, and may have"
+                f" {limits.max_picture_bytes:,}.",
+                param=param,
+                code="image_file_too_large",
+            )
+        if picture.width * picture.height > limits.max_picture_pixels:
+            raise InvalidRequest(
+                f"Invalid '{param}': the image has {picture.width} × {picture.height} pixels, and may have"
+                f" {limits.max_picture_pixels:,} of them.",
+                param=param,
+                code="image_too_large",
+            )
 
     def _refuse_image(self, item: Item, index: int, place: int) -> None:
         """Refuse any image if none may reach the model."""
@@ -126,27 +150,3 @@ def _elsewhere(part: InputImage, param: str) -> InvalidRequest:
     return InvalidRequest(
         f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter"
     )
-
-
-def refuse_picture(picture: Picture, param: str, capabilities: Capabilities, limits: Limits) -> None:
-    """Refuse a picture of a type that the model's decoder does not read, and one beyond the limits."""
-    if picture.media_type not in capabilities.picture_types:
-        raise UnsupportedParameter(
-            f"Unsupported value: '{param}': this model sees {', '.join(capabilities.picture_types)}, and the"
-            f" image is {picture.media_type}.",
-            param=param,
-        )
-    if picture.size_bytes > limits.max_picture_bytes:
-        raise InvalidRequest(
-            f"Invalid '{param}': the image has {picture.size_bytes:,} bytes, and may have"
-            f" {limits.max_picture_bytes:,}.",
-            param=param,
-            code="image_file_too_large",
-        )
-    if picture.width * picture.height > limits.max_picture_pixels:
-        raise InvalidRequest(
-            f"Invalid '{param}': the image has {picture.width} × {picture.height} pixels, and may have"
-            f" {limits.max_picture_pixels:,} of them.",
-            param=param,
-            code="image_too_large",
-        )
