@@ -12,10 +12,10 @@ from urllib.parse import urlsplit
 import pytest
 
 from slipring import __version__
-from slipring.config.reference import reference
 from slipring.config.settings import from_namespace
 from slipring.core.limits import Limits
 from slipring.observation.metrics import METRICS
+from tests.config.reference import reference
 from tests.harness import serve
 from tests.server.admin.watching import admin_url
 
