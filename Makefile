@@ -46,7 +46,7 @@ PYTHON2 ?= python2.7
 AUTOBAHN := autobahntestsuite==25.10.1
 
 .DEFAULT_GOAL := help
-.PHONY: help run install test test-slow test-crash test-upgrade test-attack test-mutants soak test-vllm test-sglang test-router test-traces test-pii test-mcp conformance-mcp example-hosted-tools test-templates test-chains test-oracles test-browser record-wire compare-wire clients autobahn fuzz fuzz-frames check coverage fix bench bench-more lock audit dist site clean
+.PHONY: help run install test test-slow test-crash test-upgrade test-attack test-mutants soak test-vllm test-sglang test-router test-traces test-pii test-mcp conformance-mcp example-hosted-tools test-templates test-chains test-oracles test-browser record-wire compare-wire clients autobahn fuzz fuzz-frames check coverage fix bench bench-more claims lock audit dist site clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -172,6 +172,9 @@ COMPILE := .venv-lock/bin/uv pip compile --quiet --universal --python-version 3.
 
 # Those of users; what they bring is in the bill of materials.
 EXTRAS := tokens llama postgres pii otel svg
+
+claims: .venv/.dev ## list the records behind the numbers in README and pages: date, machine, version, command
+	$(BIN)/python benchmarks/claims.py
 
 lock: .venv-lock/.ready ## write the lock files and the bill of materials from pyproject.toml (ARGS=--upgrade for newer versions)
 	$(COMPILE) $(ARGS) $(addprefix --extra ,$(EXTRAS)) --output-file $(LOCK)/extras.txt pyproject.toml > /dev/null

@@ -8,7 +8,7 @@ from typing import Any, get_args
 from slipring.config.mcp_registrations import Approval, BuiltinType, OnListError, Transport
 from slipring.config.models import HOSTING
 from slipring.config.settings import SETTINGS, Setting
-from slipring.core.checks.policies import KINDS, KINDS_OF, Action, Ending, Mode, OnError, Scope
+from slipring.core.checks.policies import KINDS, KINDS_OF, Action, Ending, Mode, OnError, OnImages, Scope
 
 Schema = dict[str, Any]
 
@@ -83,6 +83,7 @@ CHECK = _table(
         "action": _one_of(get_args(Action)),
         "mode": _one_of(get_args(Mode)),
         "on_error": _one_of(get_args(OnError)),
+        "on_images": _one_of(get_args(OnImages)),
         "before": _FLAG,
         "context": _WHOLE,
         "ending": _one_of(get_args(Ending)),

@@ -56,6 +56,13 @@ class Limits:
         2,
         "longest input that `input_tokens` counts, as a multiple of the context; a longer one gets a 400",
     )
+    max_pictures: int = _limit(100, "images in one context; a request that adds more gets a 400")
+    max_picture_bytes: int = _limit(
+        10 * _MIB, "largest image, by its file and not by its base64; a larger one gets a 400"
+    )
+    max_picture_pixels: int = _limit(
+        50_000_000, "width × height of the largest image, by its header; a larger one gets a 400"
+    )
     max_grammars: int = _limit(64, "grammars of custom tools in one request")
     max_grammar_bytes: int = _limit(
         64 * _KIB,

@@ -27,8 +27,6 @@ class Approvals:
         try:
             await self._database.write(*(Statement(_CLAIM, (tenant, each, expires_at)) for each in ordered))
         except UniqueViolated:
-            raise InvalidRequest(
-                "Invalid 'input': an approval has already been used. Each 'mcp_approval_request' can be"
-                " approved once.",
-                param="input",
+            raise InvalidRequest.at(
+                "input", "an approval has already been used. Each 'mcp_approval_request' can be approved once"
             ) from None

@@ -70,6 +70,8 @@ class Carry(Struct, frozen=True):
     """Calls that the client has neither approved nor denied, by the id of the request."""
     answered: Mapping[str, bool] = {}
     """Whether the client approved a call, by the id of the request. Only grows along a chain."""
+    pictures: int = 0
+    """How many images the context has."""
 
 
 class Position(Protocol):
@@ -126,6 +128,7 @@ class ResponseState:
         "depth",
         "digest",
         "head",
+        "keeps_position",
         "parent",
         "position",
         "response",
@@ -152,6 +155,8 @@ class ResponseState:
         self._items: _Items | bytes = (input, output)
         self.carry = carry
         self.position = position
+        self.keeps_position = True
+        """Whether its position is part of what a store keeps of it; set by the code that makes the node."""
         self.verdicts: NodeVerdicts | None = None
         """Of safety checks, set by the code that makes the node; None if no policy applied."""
         self.digest: bytes | None = None

@@ -20,6 +20,8 @@ from slipring.protocol.requests import TextFormat
 from slipring.protocol.tools import CallableTool, FunctionTool, Offer
 
 Tools = tuple[CallableTool, ...]
+_REWRITTEN = "the parent's messages were not written by this engine"
+_fields = msgspec.json.Decoder(dict[str, Raw])
 
 
 class Toolbox(Struct, frozen=True, eq=False):
@@ -56,10 +58,10 @@ def toolbox(tools: Tools, before: Toolbox) -> Toolbox:
         return before
     names = {flat_name(tool): tool for tool in tools}
     if len(names) < len(tools):
-        raise InvalidRequest(
-            "Invalid 'tools': this model's server knows no namespaces, and two tools have the same name once"
-            " namespace and name are joined by '__'.",
-            param="tools",
+        raise InvalidRequest.at(
+            "tools",
+            "this model's server knows no namespaces, and two tools have the same name once"
+            " namespace and name are joined by '__'",
         )
     return Toolbox(tools, wire.encode([_definition(tool) for tool in tools]), names)
 
@@ -85,10 +87,6 @@ def offered_tools(offer: Offer) -> Tools:
     the server prefills the prompt again.
     """
     return tuple({(tool.namespace, tool.name): tool for tool in offer.tools}.values())
-
-
-_REWRITTEN = "the parent's messages were not written by this engine"
-_fields = msgspec.json.Decoder(dict[str, Raw])
 
 
 class Written(Struct, frozen=True, eq=False):
@@ -142,13 +140,10 @@ class Request(Struct, frozen=True):
 def write_request(job: Job, options: ChatOptions, writer: Writer) -> Request:
     """Encode the request for a job. Raises an ``ApiError`` for what the API cannot express."""
     if job.settings.truncation == "auto":
-        raise UnsupportedParameter(
-            "Unsupported parameter: 'truncation': this model's server cannot drop items that do not fit.",
-            param="truncation",
-        )
+        raise UnsupportedParameter.at("truncation", "this model's server cannot drop items that do not fit")
     before, fallback = _position(job, writer)
     kept = _kept(job, writer)
-    refuse_unsendable(job.input, images=options.images, new=True)
+    refuse_unsendable(job.input, images=options.images, urls=options.image_urls, new=True)
     history = _write_history(job, before, options, writer, kept)
     box = toolbox(offered_tools(job.offer), before.toolbox if before is not None else EMPTY)
     messages = history.json()
@@ -196,7 +191,7 @@ def _write_history(
     if before is not None:
         return writer.extend(before.history, job.input, answer=job.parent.answer, returned=before.returned)
     items = tuple(job.context())
-    refuse_unsendable(items, images=options.images, new=False)
+    refuse_unsendable(items, images=options.images, urls=options.image_urls, new=False)
     return writer.extend(None, items, kept=kept)
 
 

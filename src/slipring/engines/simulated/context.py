@@ -5,7 +5,8 @@ Like a real engine it works on a rendering of the items, so a history that a cli
 the same prefix as one that is continued by id. The tally of a finished response is its position: a
 continuation counts only its new items, unless the head changed.
 
-A trace covers instructions, messages, function calls and their outputs, each as its kind and its text. Ids,
+A trace covers instructions, messages, function calls and their outputs, each as its kind, its text and the
+digests of its pictures. Ids,
 reasoning and everything else are left out, so that a client can compute it from what it sent and received.
 """
 
@@ -18,6 +19,7 @@ from msgspec import Struct
 
 from slipring.core.chain.head import Head
 from slipring.core.generation import CallArguments, CallStarted, Delta, Job, RefusalText, Text
+from slipring.core.token_estimates import estimated_picture_tokens
 from slipring.protocol.items import (
     CallOutput,
     CustomToolCall,
@@ -30,6 +32,12 @@ from slipring.protocol.items import (
     kept_tools,
     plain_text,
 )
+from slipring.protocol.pictures.item_pictures import pictures
+
+_BYTES_PER_TOKEN = 4
+_TOKENS_PER_ITEM = 4
+_MAX_PREFIXES = 16_384
+_POSITION_BYTES = 200
 
 
 class Trace(Struct, frozen=True):
@@ -90,23 +98,21 @@ def _entries(items: Iterable[Item]) -> Iterator[tuple[str, str]]:
             continue
         body = item.body()
         if isinstance(body, Message):
-            yield body.role, _text(body.content)
+            yield body.role, _text(body.content) + _digests(item)
         elif isinstance(body, FunctionCall):
             yield "call", body.name + body.arguments
         elif isinstance(body, CallOutput):
-            yield "output", _text(body.output)
+            yield "output", _text(body.output) + _digests(item)
+
+
+def _digests(item: Item) -> str:
+    return "".join(picture.digest for picture in pictures(item))
 
 
 def _text(content: str | list[Part]) -> str:
     if isinstance(content, str):
         return content
     return "".join(part.text for part in content if isinstance(part, InputText | OutputText))
-
-
-_BYTES_PER_TOKEN = 4
-_TOKENS_PER_ITEM = 4
-_MAX_PREFIXES = 16_384
-_POSITION_BYTES = 200
 
 
 class Tally(Struct, frozen=True):
@@ -207,6 +213,12 @@ def begin_last_item(job: Job) -> Begun:
     return Begun(before.digest, before.tokens, len(text), blake2b(text, digest_size=16).digest())
 
 
+def _seen(item: Item) -> str:
+    """What stands for the pictures of an item: their digests, at the length of their tokens."""
+    lengths = ((each.digest, _BYTES_PER_TOKEN * estimated_picture_tokens(each)) for each in pictures(item))
+    return "".join(digest.ljust(length) for digest, length in lengths)
+
+
 class PrefixCache:
     """The digests of the contexts that the engine has read. Evicts the least recently used."""
 
@@ -258,13 +270,13 @@ def _render(item: Item) -> tuple[str, bool]:
     """The text of an item, and whether it is a tool output."""
     body = item.body()
     if isinstance(body, Message):
-        return f"{body.role}\n{plain_text(body.content)}", False
+        return f"{body.role}\n{plain_text(body.content)}{_seen(item)}", False
     if isinstance(body, FunctionCall):
         return f"call {body.name}\n{body.arguments}", False
     if isinstance(body, CustomToolCall):
         return f"call {body.name}\n{body.input}", False
     if isinstance(body, CallOutput):
-        return f"output\n{plain_text(body.output)}", True
+        return f"output\n{plain_text(body.output)}{_seen(item)}", True
     return item.raw.decode(), False
 
 

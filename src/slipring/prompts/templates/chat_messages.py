@@ -326,9 +326,7 @@ def template_tools(tools: Iterable[CallableTool]) -> list[Dict]:
     for tool in tools:
         definition = read_object(describe(tool))
         if definition is None:
-            raise InvalidRequest(
-                "Invalid 'tools': the schema of a tool is nested too deeply, or too large.", param="tools"
-            )
+            raise InvalidRequest.at("tools", "the schema of a tool is nested too deeply, or too large")
         parameters = definition["function"]["parameters"]
         if isinstance(parameters, dict):
             parameters.setdefault("type", "object")

@@ -85,6 +85,8 @@ class ModelObject(Struct):
     id: str
     created: int
     owned_by: str
+    input_modalities: list[Literal["text", "image"]]
+    """What the model takes. Not a field of the API's."""
     object: Literal["model"] = "model"
 
 

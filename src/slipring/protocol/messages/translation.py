@@ -6,8 +6,8 @@ from msgspec import Struct
 
 from slipring.base.errors import InvalidRequest
 from slipring.protocol import wire
-from slipring.protocol.endpoints.pieces import NOTHING_KNOWN, Known
 from slipring.protocol.endpoints.rate_limits import RateLimit
+from slipring.protocol.endpoints.resent_messages import NOTHING_KNOWN, Known
 from slipring.protocol.endpoints.translation import ErrorReply, Translation
 from slipring.protocol.events import Error, Event
 from slipring.protocol.items import Effort
@@ -25,6 +25,11 @@ from slipring.protocol.responses import Response
 _NAMES = {"requests": ("requests",), "tokens": ("tokens", "input-tokens", "output-tokens")}
 """The limits that the API has for a quota of ours. Tokens of prompts and of answers have one quota here: what
 is left of it bounds both."""
+_LONGEST_ID = 128
+_INCLUDED = {
+    "web_search": "web_search_call.action.sources",
+    "code_interpreter": "code_interpreter_call.outputs",
+}
 
 
 def headers_of(limits: Iterable[RateLimit]) -> dict[str, str]:
@@ -39,13 +44,6 @@ def headers_of(limits: Iterable[RateLimit]) -> dict[str, str]:
             ("reset", limit.resets_at),
         )
     }
-
-
-_LONGEST_ID = 128
-_INCLUDED = {
-    "web_search": "web_search_call.action.sources",
-    "code_interpreter": "code_interpreter_call.outputs",
-}
 
 
 class Counted(Struct):

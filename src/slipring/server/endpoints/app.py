@@ -269,7 +269,12 @@ def _show_parked(service: Service, request: web.Request) -> web.Response:
 
 
 def _describe(model: Model) -> ModelObject:
-    return ModelObject(id=model.name, created=model.created, owned_by=model.owner)
+    return ModelObject(
+        id=model.name,
+        created=model.created,
+        owned_by=model.owner,
+        input_modalities=["text", "image"] if model.capabilities.images else ["text"],
+    )
 
 
 async def _list_models(service: Service, request: web.Request, caller: Caller) -> web.Response:

@@ -57,4 +57,4 @@ async def _read(
 def _require_lanes(choices: int, max_lanes: int) -> None:
     """Refuse more choices than a connection may have lanes: each takes one."""
     if 1 < choices > max_lanes:
-        raise InvalidRequest(f"Invalid 'n': this server allows at most {max_lanes} (max_lanes).", param="n")
+        raise InvalidRequest.at("n", f"this server allows at most {max_lanes} (max_lanes)")

@@ -1,4 +1,4 @@
-"""Prints the table of all metrics for docs/metrics.md: ``python -m slipring.observation.reference``."""
+"""Prints the table of all metrics for docs/metrics.md: ``python -m tests.observation.reference``."""
 
 from slipring.observation.metrics import METRICS, Label, Metric
 
