@@ -123,7 +123,7 @@ class Envelopes:
 class Server:
     """What connections share: the store, the limits, the clock and the ids."""
 
-    def __init__(self, *, fetches_images: bool = False, **limits: float) -> None:
+    def __init__(self, **limits: float) -> None:
         self.limits = Limits(**limits)  # type: ignore[arg-type]
         self.scopes = SharedScopes(self.limits.tenant_cache_bytes, self.limits.process_cache_bytes)
         self.store: dict[tuple[str, str], ResponseState] = {}
@@ -148,9 +148,15 @@ class Server:
             heads=self.heads,
             items=self.items,
             verdicts=KnownVerdicts(10**6),
-            fetches_images=fetches_images,
         )
         self._minted: Counter[str] = Counter()
+
+    @classmethod
+    def fetching_images(cls, **limits: float) -> "Server":
+        """A server whose operator allows hosts of images."""
+        server = cls(**limits)
+        server.ports = structs.replace(server.ports, fetches_images=True)
+        return server
 
     def mint(self, prefix: str) -> str:
         """`resp_1`, `resp_2`, `call_1`, …: the same in every run."""

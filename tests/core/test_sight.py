@@ -117,7 +117,7 @@ URL = "https://a.example/b.png"
 
 
 def test_a_model_sees_the_images_that_were_fetched():
-    connection = Connection(Server(fetches_images=True))
+    connection = Connection(Server.fetching_images())
     screen = {"type": "computer_screenshot", "image_url": URL}
     sent = [
         message([{"type": "input_text", "text": "a"}, image(URL), image()]),
@@ -142,7 +142,7 @@ def test_a_model_sees_the_images_that_were_fetched():
 
 
 def test_an_image_that_was_not_fetched_or_is_beyond_the_limits_is_refused_by_its_field():
-    connection = Connection(Server(fetches_images=True, max_picture_pixels=100))
+    connection = Connection(Server.fetching_images(max_picture_pixels=100))
     connection.create(model="able", input=[message("a"), message([image(URL)])])
     error = only_error(
         connection.fetch({URL: InvalidRequest("it is gone.", code="failed_to_download_image")})
@@ -157,7 +157,7 @@ def test_an_image_that_was_not_fetched_or_is_beyond_the_limits_is_refused_by_its
 
 
 def test_nothing_is_fetched_for_a_model_that_cannot_see():
-    connection = Connection(Server(fetches_images=True))
+    connection = Connection(Server.fetching_images())
     error = only_error(connection.create(input=[message([image(URL)])]))
     assert error["error"]["code"] == "unsupported_parameter"
 

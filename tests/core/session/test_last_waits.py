@@ -43,7 +43,7 @@ def resolving() -> Connection:
 
 
 def fetching() -> Connection:
-    connection = Connection(Server(fetches_images=True))
+    connection = Connection(Server.fetching_images())
     image = {"type": "input_image", "image_url": "https://a.example/b.png"}
     connection.create(model="able", input=[message([image])])
     return connection

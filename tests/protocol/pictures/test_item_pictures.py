@@ -162,8 +162,8 @@ def test_what_is_read_ahead_has_its_pictures_and_leaves_bad_ones_to_the_turn():
     request = read_create(wire.encode({"input": sent}))
     request.read_ahead(digests=True, known={})
     good, broken, plain = request.items
-    assert "pictures" in good.__dict__
-    assert "pictures" not in broken.__dict__
+    assert "_examined" in good.__dict__
+    assert "_examined" in broken.__dict__, "it is not read again"
     assert len(set(request.content_digests)) == 3
     assert not pictures(plain)
 
