@@ -8,6 +8,7 @@ from tests.attack import (
     malformed,
     other_apis,
     parsing,
+    schedule,
     signals,
     tokenizing,
     unfinished,
@@ -17,9 +18,9 @@ from tests.attack.stage import Attack
 
 _GROUPS = (
     *(bounds, compiling, parsing, other_apis, tokenizing, unread, unfinished),
-    *(compressed, floods, malformed, signals),
+    *(compressed, floods, malformed, signals, schedule),
 )
-_ENGINES = ("simulated", "tokens", "llama")
+_ENGINES = ("simulated", "tokens", "llama", "scheduled")
 
 
 def _place(attack: Attack) -> tuple[bool, int]:

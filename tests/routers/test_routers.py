@@ -1,5 +1,5 @@
-"""Real routers in front of two and four servers: a chain, its session and its forks stay on one replica, chains
-spread, and a replica that dies costs each of its chains one prefill.
+"""Real routers in front of two and four servers: a chain, its session and its forks stay on one replica,
+chains spread, and a replica that dies costs each of its chains one prefill.
 
 ``SLIPRING_TEST_ROUTERS`` names the directory of their executables. Run by ``make test-router``;
 ``make routers`` does the same with real vLLM servers.

@@ -12,6 +12,7 @@ from slipring.engines.chat.options import ChatOptions
 from slipring.engines.chat.returned_fields import KeptFields, ReturnedAnswer, StoredFields, kept_with
 from slipring.engines.chat.tools import EMPTY, Toolbox, offered_tools, toolbox
 from slipring.engines.remote.http_client import spliced
+from slipring.engines.remote.loop_hints import agent_hints
 from slipring.engines.remote.upstream import affinity_key, tenant_salt
 from slipring.protocol import wire
 from slipring.protocol.requests import TextFormat
@@ -146,6 +147,8 @@ def _sampling(job: Job, options: ChatOptions) -> dict[str, Any]:
         "prompt_cache_key": affinity_key(job) if options.send_cache_key else None,
         "cache_salt": tenant_salt(job.tenant) if options.send_cache_salt else None,
     }
+    if options.hints:
+        asked |= agent_hints(job, prefills=True)
     return {name: value for name, value in asked.items() if value is not None}
 
 
