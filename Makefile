@@ -46,7 +46,7 @@ PYTHON2 ?= python2.7
 AUTOBAHN := autobahntestsuite==25.10.1
 
 .DEFAULT_GOAL := help
-.PHONY: help run install test test-slow test-crash test-upgrade test-attack test-mutants soak test-vllm test-sglang test-router routers test-traces test-pii test-mcp conformance-mcp example-hosted-tools test-templates test-chains test-oracles test-browser record-wire compare-wire clients autobahn fuzz fuzz-frames check coverage fix bench bench-more lock audit dist clean
+.PHONY: help run install test test-slow test-crash test-upgrade test-attack test-mutants soak test-vllm test-sglang test-router routers test-traces test-pii test-mcp conformance-mcp example-hosted-tools test-templates test-chains test-oracles test-browser record-wire compare-wire clients autobahn fuzz fuzz-frames check coverage fix bench bench-more claims lock audit dist site clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -176,6 +176,9 @@ COMPILE := .venv-lock/bin/uv pip compile --quiet --universal --python-version 3.
 # Those of users; what they bring is in the bill of materials.
 EXTRAS := tokens llama postgres pii otel svg
 
+claims: .venv/.dev ## list the records behind the numbers in README and pages: date, machine, version, command
+	$(BIN)/python benchmarks/claims.py
+
 lock: .venv-lock/.ready ## write the lock files and the bill of materials from pyproject.toml (ARGS=--upgrade for newer versions)
 	$(COMPILE) $(ARGS) $(addprefix --extra ,$(EXTRAS)) --output-file $(LOCK)/extras.txt pyproject.toml > /dev/null
 	$(COMPILE) $(ARGS) --extra dev --constraint $(LOCK)/extras.txt --output-file $(LOCK)/dev.txt pyproject.toml $(LOCK)/build.in > /dev/null
@@ -192,8 +195,11 @@ audit: .venv/.dev $(if $(ADVISORIES),,.venv-audit/.ready) ## look every locked p
 dist: .venv/.dev ## build wheel and sdist into dist, with the bill of materials
 	$(BIN)/python -m hatchling build
 
+site: .venv-site/.ready ## build the documentation as a site, into build/site
+	.venv-site/bin/python site/build.py
+
 clean: ## remove .venv, what is installed beside it, and caches
-	rm -rf .venv .venv-fuzz .venv-autobahn .venv-oracles .venv-router .venv-traces .venv-pii .venv-lock .venv-audit .clients .mcp .upgrade .browser .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.*
+	rm -rf .venv .venv-fuzz .venv-autobahn .venv-oracles .venv-router .venv-traces .venv-pii .venv-lock .venv-audit .venv-site .clients .mcp .upgrade .browser .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.*
 
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "slipring needs Python 3.11 or newer")'
@@ -227,6 +233,11 @@ clean: ## remove .venv, what is installed beside it, and caches
 .venv-fuzz/.ready: Makefile
 	$(PYTHON) -m venv .venv-fuzz
 	.venv-fuzz/bin/python -m pip install --disable-pip-version-check $(FUZZERS)
+	@touch $@
+
+.venv-site/.ready: site/requirements.txt
+	$(PYTHON) -m venv .venv-site
+	.venv-site/bin/python -m pip install --disable-pip-version-check -r site/requirements.txt
 	@touch $@
 
 .venv-oracles/.ready: Makefile

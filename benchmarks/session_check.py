@@ -78,7 +78,7 @@ class Vllm:
         """The ids of an answer, and why it ended. ``logprobs`` collects log probabilities."""
         sampling = {"max_tokens": limit, "temperature": 0.0, "stop_token_ids": list(STOPS)}
         body = {
-            **{"session": session, "held": held, "prompt": prompt},
+            **{"session": session, "held": held, "prompt": prompt, "model": self._model},
             "sampling": {**sampling, **(settings or {})},
         }
         ids: list[int] = []
@@ -121,14 +121,16 @@ class Vllm:
 
     async def generate(
         self, prompt: list[int], limit: int, settings: dict[str, Any] | None = None
-    ) -> tuple[list[int], list[Any]]:
+    ) -> tuple[list[int] | None, list[Any]]:
         """The same answer from a whole prompt, which the prefix cache may serve: its ids and log
-        probabilities."""
+        probabilities; None if it is refused."""
         body = {
             **{"model": self._model, "prompt": prompt, "max_tokens": limit, "temperature": 0.0},
             **{"stop_token_ids": list(STOPS), "return_token_ids": True, **(settings or {})},
         }
         async with self._http.post(f"{self._url}/completions", json=body) as answer:
+            if answer.status == 400:
+                return None, []
             choice = (await answer.json())["choices"][0]
             found = choice["logprobs"]
             return choice["token_ids"], [] if found is None else _merged(found)
@@ -232,6 +234,8 @@ SETTINGS: dict[str, Callable[[random.Random], dict[str, Any]]] = {
     "none": lambda dice: {},
     "schema": lambda dice: {"structured_outputs": {"json": _SCHEMA}},
     "grammar": lambda dice: {"structured_outputs": {"grammar": 'root ::= "left" | "right" " " root'}},
+    # Tokens that repeat are drafted where vLLM drafts tokens, and a limit ends the turn amid them.
+    "repeated": lambda dice: {"structured_outputs": {"grammar": 'root ::= "one two three " root'}},
     "seed": lambda dice: {"seed": dice.randrange(10_000), "temperature": 1.0},
     "seeded schema": lambda dice: {
         **{"seed": dice.randrange(10_000), "temperature": 1.0},
@@ -270,13 +274,13 @@ async def check_settings(vllm: Vllm, agents: int, turns: int, seed: int) -> dict
             ids, reason = await vllm.turn(
                 *(session, held, missing + new, limit), settings=settings, logprobs=told
             )
-            if kind == "not a grammar":
-                found.update(uncompiled=1)
+            whole, whole_told = await vllm.generate(list(context), limit, settings)
+            if whole is None:
+                found.update({"refused": 1, f"refused: {kind}": 1})
                 if ids or reason in ("stop", "length"):
                     wrong.append([kind, reason, ids])
                 session, held, missing = secrets.token_hex(8), 0, list(context)
                 continue
-            whole, whole_told = await vllm.generate(list(context), limit, settings)
             is_equal = ids == whole and told == whole_told
             found.update(
                 {kind: 1, "turns": 1, "equal": is_equal, "logprobs": len(told), "stopped": reason == "stop"}
@@ -489,6 +493,8 @@ def with_stops(model: Path, directory: Path) -> Path:
 
 async def check(given: argparse.Namespace, report: Callable[[str, Any], None]) -> None:
     engine = running_vllm(given.vllm_url, 0, given.model)
+    if given.name:
+        engine = dataclasses.replace(engine, model=given.name)
     timeout = aiohttp.ClientTimeout(total=given.most_s)
     with ExitStack() as running, tempfile.TemporaryDirectory() as directory:
         connector = aiohttp.TCPConnector(limit=0)
@@ -504,8 +510,9 @@ async def check(given: argparse.Namespace, report: Callable[[str, Any], None]) -
             for waiting in (0, given.waiting) if "decoding" in given.parts else ():
                 report(f"decoding, {waiting} waiting", await time_decoding(vllm, waiting, 12, given.seed))
             ending = dataclasses.replace(engine, files=with_stops(given.model, Path(directory)))
+            named = f",model={given.name}" if given.name else ""
             servers = {
-                name: running.enter_context(slipring_over(ending, f"check-{name}", name))
+                name: running.enter_context(slipring_over(ending, f"check-{name}", name, named))
                 for name in ("off", "on")
             }
             parts: dict[str, Callable[[], Awaitable[Any]]] = {
@@ -524,6 +531,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--vllm-url", required=True)
     parser.add_argument("--model", type=Path, required=True, help="the directory with the model's vocabulary")
+    parser.add_argument("--name", help="the name of a model or an adapter; without it, the first one")
     parser.add_argument("--agents", type=int, default=64)
     parser.add_argument("--turns", type=int, default=8)
     parser.add_argument("--seed", type=int, default=7)

@@ -41,12 +41,12 @@ def request_of(workload: str, number: int) -> list[dict[str, Any]]:
 
 
 def child_of(server: Process) -> Process:
-    """Return llama.cpp's process, the only child of the server that runs ``child.py``."""
+    """Return llama.cpp's process, the only child of the server that runs ``child_program.py``."""
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             parent = int(path.read_text().rpartition(")")[2].split()[1])
             command = path.with_name("cmdline").read_text()
-            if parent == server.pid and "child.py" in command:
+            if parent == server.pid and "child_program.py" in command:
                 return Process(int(path.parent.name), server.url)
     raise RuntimeError("the server has no child that runs llama.cpp")
 

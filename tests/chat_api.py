@@ -3,7 +3,7 @@
 from typing import Any
 
 from tests import chat_wire, wire
-from tests.harness import Running
+from tests.harness import Reached
 
 Json = dict[str, Any]
 USER: Json = {"role": "user", "content": "hello"}
@@ -12,7 +12,7 @@ USER: Json = {"role": "user", "content": "hello"}
 class Chat:
     """Asks for completions and checks every answer."""
 
-    def __init__(self, server: Running, key: str = "test-key") -> None:
+    def __init__(self, server: Reached, key: str = "test-key") -> None:
         self.server = server
         self.url = f"{server.url}/chat/completions"
         self.headers = {"Authorization": f"Bearer {key}"}

@@ -9,7 +9,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import aiohttp
 from aiohttp import WSMsgType
@@ -169,6 +169,16 @@ class Socket:
         message = await self.ws.receive(timeout=within_s)
         assert message.type in (WSMsgType.CLOSE, WSMsgType.CLOSED, WSMsgType.CLOSING), message
         return self.ws.close_code
+
+
+class Reached(Protocol):
+    """A server that can be asked over HTTP, wherever it runs."""
+
+    @property
+    def url(self) -> str: ...
+
+    @property
+    def http(self) -> aiohttp.ClientSession: ...
 
 
 class Running:

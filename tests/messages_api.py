@@ -3,7 +3,7 @@
 from typing import Any
 
 from tests import messages_wire, wire
-from tests.harness import Running
+from tests.harness import Reached, Running
 from tests.messages_wire import Json
 
 
@@ -13,6 +13,7 @@ class Refused(Exception):
     def __init__(self, status: int, body: Json, headers: Any) -> None:
         super().__init__(body)
         self.status = status
+        self.error: Json = body["error"]
         self.kind: str = body["error"]["type"]
         self.message: str = body["error"]["message"]
         self.headers = headers
@@ -21,10 +22,14 @@ class Refused(Exception):
 class MessagesApi:
     """Calls the endpoints of a server. ``create`` and ``stream`` add what every request needs."""
 
-    def __init__(self, server: Running, key: str = "test-key", *, model: str | None = None) -> None:
+    def __init__(self, server: Reached, key: str = "test-key", *, model: str | None = None) -> None:
+        """``model``: needed for a server of another process."""
         self.server = server
         self.headers = {"x-api-key": key, "anthropic-version": "2023-06-01"}
-        self.model = model or server.server.catalog.find(None).name
+        if model is None:
+            assert isinstance(server, Running)
+            model = server.server.catalog.find(None).name
+        self.model = model
         self.received: Any = None
         """The headers of the last answer."""
 

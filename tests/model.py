@@ -21,7 +21,7 @@ from msgspec import structs
 from slipring.engines.llama.engine import LlamaEngine
 from slipring.engines.llama.models import locate
 from slipring.engines.llama.options import LlamaOptions
-from slipring.engines.llama.sharing import EmbeddedOwner
+from slipring.engines.llama.slot_shares import EmbeddedOwner
 from slipring.engines.sharing import Borrowed
 from tests.harness import Running, serve
 from tests.prompts.gguf_writer import write_tiny_model

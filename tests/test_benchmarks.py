@@ -1,6 +1,7 @@
 """The page of measurements says what the kept figures say."""
 
 import importlib
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -33,3 +34,18 @@ def test_the_figures_show_them_too(page: ModuleType, tmp_path: Path) -> None:
 
 def test_every_budget_has_a_figure(page: ModuleType) -> None:
     assert [each.what for each in page.all_budgets() if each.met is None] == []
+
+
+def test_every_record_says_when_where_and_how_it_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks"), *sys.path])
+    claims = importlib.import_module("claims")
+    found = claims.claims()
+    assert [f"{claim.name}: {claim.state}" for claim in found if claim.state.startswith("no ")] == []
+    for claim in found:
+        assert (ROOT / claim.command.split()[0]).exists(), claim.name
+
+
+def test_every_record_that_a_page_names_is_kept() -> None:
+    for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
+        for name in re.findall(r"benchmarks/results/([\w/.-]+\.json)", page.read_text()):
+            assert (ROOT / "benchmarks" / "results" / name).exists(), f"{page.name}: {name}"

@@ -77,6 +77,7 @@ from tests.api import Api
 from tests.core.connection import OnePolicy, emitted
 from tests.engines.emitting import deltas_of
 from tests.harness import WEATHER, Running, serve
+from tests.pictures import PIXEL
 from tests.recorded_shapes import SHAPES
 
 Json = dict[str, Any]
@@ -745,7 +746,7 @@ def test_an_include_value_is_treated_as_the_page_says(name: str) -> None:
 
 # Items and parts.
 
-SCREENSHOT = {"type": "computer_screenshot", "image_url": "data:image/png;base64,"}
+SCREENSHOT = {"type": "computer_screenshot", "image_url": PIXEL}
 SHELL_OUTPUT = {"stdout": "", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}
 FUNCTION_CALL = [
     {"type": "function_call", "call_id": "call_1", "name": "get_weather", "arguments": "{}"},
@@ -969,7 +970,7 @@ def test_an_item_field_is_accepted_and_kept(name: str) -> None:
         assert [json.loads(item.raw) for item in job.input] == sample
 
 
-IMAGE = {"type": "input_image", "image_url": "data:,", "file_id": None, "detail": "low"}
+IMAGE = {"type": "input_image", "image_url": PIXEL, "file_id": None, "detail": "low"}
 FILE = {"type": "input_file", "file_url": "https://a.example", "file_data": "x", "filename": "x.txt"}
 WORDS = {"type": "output_text", "text": "hi", "annotations": [], "logprobs": []}
 PART_FIELD_SAMPLES: dict[str, Json] = {
@@ -1013,7 +1014,7 @@ def message(part: Json, role: str = "user") -> list[Json]:
 
 PART_SAMPLES: dict[str, list[Json]] = {
     "input_text": message({"type": "input_text", "text": "hello"}),
-    "input_image": message({"type": "input_image", "image_url": "data:image/png;base64,", "detail": "auto"}),
+    "input_image": message({"type": "input_image", "image_url": PIXEL, "detail": "auto"}),
     "input_file": message({"type": "input_file", "file_id": "file_1"}),
     "output_text": message({"type": "output_text", "text": "hello", "annotations": []}, "assistant"),
     "refusal": message({"type": "refusal", "refusal": "no"}, "assistant"),

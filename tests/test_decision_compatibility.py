@@ -10,10 +10,10 @@ from openai.types import decision, decision_create_params
 
 from slipring.protocol.decisions import answers, request
 from tests.harness import serve
+from tests.pictures import PIXEL
 from tests.server.endpoints.test_decisions import ANGER, LATE, TEAM, Json, Oracle, ask, letters
 from tests.test_compatibility import _CODE_SPAN, Row, all_keys, keys, literals, members, read_tables, types_in
 
-PIXEL = "data:image/png;base64,iVBORw0KGgo="
 TEXT = (Path(__file__).parent.parent / "docs" / "decisions.md").read_text(encoding="utf-8")
 TABLES = read_tables(TEXT)
 

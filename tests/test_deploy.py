@@ -4,15 +4,18 @@ import argparse
 import re
 import shutil
 import subprocess
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
-from slipring.config.reference import reference
+from slipring import __version__
 from slipring.config.settings import from_namespace
 from slipring.core.limits import Limits
+from slipring.observation.metrics import METRICS
+from tests.config.reference import reference
 from tests.harness import serve
 from tests.server.admin.watching import admin_url
 
@@ -67,12 +70,14 @@ def documents(path: Path) -> list[dict[str, Any]]:
     return list(yaml.safe_load_all(path.read_text()))
 
 
+def deployment_of(name: str) -> dict[str, Any]:
+    manifests = documents(DEPLOY / "kubernetes" / f"{name}.yaml")
+    (deployment,) = (document for document in manifests if document["kind"] == "Deployment")
+    return deployment
+
+
 def pod_of(name: str) -> dict[str, Any]:
-    (pod,) = (
-        document["spec"]["template"]["spec"]
-        for document in documents(DEPLOY / "kubernetes" / f"{name}.yaml")
-        if document["kind"] == "Deployment"
-    )
+    pod: dict[str, Any] = deployment_of(name)["spec"]["template"]["spec"]
     return pod
 
 
@@ -312,6 +317,62 @@ def test_memory_holds_the_caches() -> None:
     limit = int(container["resources"]["limits"]["memory"].removesuffix("Gi")) * 2**30
     connections = LIMITS.max_connections * 27 * 2**10  # as measured: benchmarks/results/idle_connections.json
     assert limit > LIMITS.process_cache_bytes + connections
+
+
+def test_the_base_has_manifests_that_exist_and_the_version() -> None:
+    (base,) = documents(DEPLOY / "kubernetes/kustomization.yaml")
+    assert all((DEPLOY / "kubernetes" / name).exists() for name in base["resources"])
+    (image,) = pod_of("slipring")["containers"]
+    assert image["image"] == f"{base['images'][0]['name']}:{base['images'][0]['newTag']}"
+    assert base["images"][0]["newTag"] == __version__
+
+
+def test_pods_are_added_by_a_metric_that_there_is() -> None:
+    (scaler,) = documents(DEPLOY / "kubernetes/autoscaling.yaml")
+    (metric,) = scaler["spec"]["metrics"]
+    assert metric["pods"]["metric"]["name"] in {each.name for each in METRICS}
+    assert scaler["spec"]["scaleTargetRef"]["name"] == "slipring"
+    assert scaler["spec"]["minReplicas"] == deployment_of("slipring")["spec"]["replicas"]
+
+
+def test_compose_names_files_that_exist_and_variables_of_its_example() -> None:
+    place = DEPLOY / "compose"
+    (compose,) = documents(place / "compose.yaml")
+    services = compose["services"]
+    for service in services.values():
+        for volume in service.get("volumes", ()):
+            source = volume.partition(":")[0]
+            assert source in compose["volumes"] or (place / source).exists(), volume
+    assert (place / services["slipring"]["build"]["context"] / "deploy/Dockerfile").exists()
+    assert services["slipring"]["image"] == f"slipring:{__version__}"
+    asked = set(re.findall(r"\$\{([A-Z_]+)", (place / "compose.yaml").read_text()))
+    given = dict(line.split("=", 1) for line in (place / "env.example").read_text().splitlines()[1:])
+    assert asked == given.keys()
+    secrets = asked - {"SLIPRING_ENGINE"}
+    assert all("CHANGE-ME" in given[name] for name in secrets)
+    grace = services["slipring"]["stop_grace_period"]
+    assert seconds(grace) > DRAIN_S
+
+
+def test_prometheus_of_compose_asks_where_slipring_answers() -> None:
+    place = DEPLOY / "compose"
+    (compose,), (prometheus,) = documents(place / "compose.yaml"), documents(place / "prometheus.yaml")
+    (job,) = prometheus["scrape_configs"]
+    port = compose["services"]["slipring"]["environment"]["SLIPRING_ADMIN"].rpartition(":")[2]
+    assert job["static_configs"] == [{"targets": [f"slipring:{port}"]}]
+    (secret,) = compose["services"]["prometheus"]["secrets"]
+    assert job["authorization"] == {"credentials_file": f"/run/secrets/{secret}"}
+    assert compose["secrets"][secret] == {"environment": "SLIPRING_ADMIN_KEY"}
+    inside = {volume.split(":")[1] for volume in compose["services"]["prometheus"]["volumes"]}
+    assert set(prometheus["rule_files"]) < inside
+
+
+def test_the_image_of_vllm_has_the_plugin_and_the_version_of_the_manifest() -> None:
+    (base,) = in_file(DEPLOY / "vllm.Dockerfile", r"FROM (\S+)")
+    (container,) = pod_of("vllm")["containers"]
+    assert container["image"] == base
+    (plugin,) = in_file(DEPLOY / "vllm.Dockerfile", r"VLLM_PLUGINS=(\S+)")
+    assert plugin in {point.name for point in entry_points(group="vllm.endpoint_plugins")}
 
 
 # --- What the programs themselves say --------------------------------------------------------

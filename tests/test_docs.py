@@ -357,3 +357,12 @@ def test_files_that_pages_name_exist(page: str) -> None:
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     for name in re.findall(r"`((?:[a-z_0-9]+/)+(?:[a-z_0-9]+\.py)?)`", text):
         assert (ROOT / name).exists() or (ROOT / "src" / "slipring" / name).exists(), name
+
+
+def test_the_site_and_its_front_page_lead_to_every_page() -> None:
+    pages = {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")}
+    menu = re.findall(r": (\S+\.md)$", (ROOT / "site" / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert len(menu) == len(set(menu))
+    assert set(menu) == pages
+    front = set(re.findall(r"\]\(([^)#]+\.md)", (ROOT / "docs" / "index.md").read_text()))
+    assert front == pages - {"index.md"}

@@ -4,7 +4,7 @@
 
 The client is installed from npm into ``.clients``, as `make clients` does. The model is slipring's simulated
 engine, whose answers are below: thirty turns with a thought, a text and a call each, of which one starts a
-subagent. The client adds its own prompts, 24 tools, reminders, and messages with the role ``system`` between
+subagent. The client adds its own prompts, 25 tools, reminders, and messages with the role ``system`` between
 the others. All of that is its own text: the recording is kept in ``.peers``, and is not part of the
 repository. ``replay.py`` sends it to servers.
 """
@@ -42,6 +42,10 @@ _VARIABLES = {
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     # By default, only for models that it knows by their names.
     "CLAUDE_CODE_FORCE_MID_CONVERSATION_SYSTEM": "1",
+    # It would search for half of its tools, which not every server that is compared knows.
+    "ENABLE_TOOL_SEARCH": "false",
+    # Its task list, of which it reminds the model: by default, with a terminal only.
+    "CLAUDE_CODE_ENABLE_TODO_TOOLS": "1",
     "DISABLE_TELEMETRY": "1",
     "IS_SANDBOX": "1",
 }
@@ -79,7 +83,14 @@ def answers(project: Path) -> Iterator[Answer]:
 
 def _step(number: int, project: Path) -> dict[str, Any]:
     if number == _DELEGATED_AT:
-        return call("Agent", description="Search", prompt=_SUBTASK, subagent_type="general-purpose")
+        # In the background, its requests would come in any order among those of the main loop.
+        return call(
+            "Agent",
+            description="Search",
+            prompt=_SUBTASK,
+            subagent_type="general-purpose",
+            run_in_background=False,
+        )
     file = project / f"file_{number % _FILES}.py"
     if number == 0:
         return call("TaskCreate", subject="Mend the rounding", description=_TASK)

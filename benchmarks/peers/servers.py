@@ -33,7 +33,7 @@ GGUF = DIRECTORY / "tiny-Q8_0.gguf"
 """The tiny model that llama-server reads."""
 CONTEXT = 65_536
 LOOPS_AT_ONCE = 4
-_CHILD = ROOT / "src" / "slipring" / "engines" / "llama" / "child.py"
+_CHILD = ROOT / "src" / "slipring" / "engines" / "llama" / "child_program.py"
 _LITELLM_GUARDRAIL = """\
 guardrails:
   - guardrail_name: moderation

@@ -8,6 +8,7 @@ from tests.attack import (
     malformed,
     other_apis,
     parsing,
+    pictures,
     schedule,
     signals,
     tokenizing,
@@ -17,7 +18,7 @@ from tests.attack import (
 from tests.attack.stage import Attack
 
 _GROUPS = (
-    *(bounds, compiling, parsing, other_apis, tokenizing, unread, unfinished),
+    *(bounds, compiling, parsing, pictures, other_apis, tokenizing, unread, unfinished),
     *(compressed, floods, malformed, signals, schedule),
 )
 _ENGINES = ("simulated", "tokens", "llama", "scheduled")

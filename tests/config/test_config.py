@@ -16,9 +16,9 @@ import pytest
 
 from slipring.commands.cli import build_parser
 from slipring.config import settings as config
-from slipring.config.reference import reference
 from slipring.config.settings import Config, ConfigError, add_flags, from_namespace
 from slipring.core.limits import Limits
+from tests.config.reference import reference
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 BEGIN, END = "<!-- settings: begin -->\n", "\n<!-- settings: end -->"
@@ -709,7 +709,7 @@ def test_the_page_shows_the_table_that_the_code_generates() -> None:
     shown = page.partition(BEGIN)[2].partition(END)[0]
     assert shown == reference(), (
         "docs/configuration.md is out of date: "
-        "paste the output of `python -m slipring.config.reference` between its two settings markers"
+        "paste the output of `python -m tests.config.reference` between its two settings markers"
     )
 
 

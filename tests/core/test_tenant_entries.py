@@ -5,12 +5,16 @@ from hypothesis import given
 
 from slipring.core.tenant_entries import TenantCache, TimedEntries
 
-LONG = 10.0
-LIMIT = 100
+LONG, SPARED = 10.0, 4.0
+LIMIT = 128
+ROOM = 2
+"""Made free with the bytes that are too many."""
 
 
 class Sizes(TimedEntries[str, int]):
     """Entries that are as large as they say."""
+
+    spared_s = SPARED
 
     def keep(self, tenant: str, sizes: dict[str, int], now: float) -> None:
         self._keep_until(tenant, sizes, now)
@@ -43,9 +47,15 @@ class Listed:
             self.entries.append((tenant, key, kept[0][2] if kept else size, now + LONG))
         if tenant not in self.tenants:
             self.tenants.append(tenant)
-        while self.used() > LIMIT:
-            largest = max(sorted(self.tenants), key=self.used)
-            oldest = next(entry for entry in self.entries if entry[0] == largest)
+        if self.used() > LIMIT:
+            self._shrink(now)
+
+    def _shrink(self, now: float) -> None:
+        while self.used() > LIMIT - ROOM:
+            oldest = min(self.entries, key=lambda entry: (entry[3], entry[0]))
+            if oldest[3] > now + LONG - SPARED:
+                largest = max(sorted(self.tenants), key=self.used)
+                oldest = next(entry for entry in self.entries if entry[0] == largest)
             self._leave([entry for entry in self.entries if entry is not oldest])
 
     def use(self, tenant: str, key: str, now: float) -> None:
@@ -71,7 +81,7 @@ class Listed:
 
 TENANT = st.sampled_from("tuv")
 KEY = st.sampled_from("abcdef")
-KEPT = st.tuples(st.just("keep"), TENANT, st.dictionaries(KEY, st.integers(1, 120), min_size=1, max_size=4))
+KEPT = st.tuples(st.just("keep"), TENANT, st.dictionaries(KEY, st.integers(1, 150), min_size=1, max_size=4))
 USED = st.tuples(st.just("use"), TENANT, KEY)
 FORGOTTEN = st.tuples(st.just("forget"), TENANT)
 
@@ -95,6 +105,16 @@ def test_keeps_and_drops_what_the_list_does(steps: list[tuple[float, tuple[str, 
     assert not entries._by_tenant
     assert not entries._until
     assert entries.used_bytes == 0
+
+
+def test_what_no_tenant_has_used_for_a_while_goes_first() -> None:
+    entries = Sizes(LONG, LIMIT)
+    entries.keep("small", {"a": 20}, 0.0)
+    entries.keep("large", {"b": 100}, SPARED)
+    entries.keep("large", {"c": 20}, SPARED)
+    assert (entries.of("small"), entries.of("large")) == ({}, {"b": 100, "c": 20})
+    entries.keep("small", {"a": 20}, 2 * SPARED - 1)
+    assert (entries.of("small"), entries.of("large")) == ({"a": 20}, {"c": 20})
 
 
 def test_the_least_recently_used_entries_are_dropped_at_the_limits_of_tenant_and_total() -> None:

@@ -27,8 +27,10 @@ STATE = {
     "HostedRequest": "core/hosted/request.py",
     "OpenCarry": "core/chain/input_items.py",
     "Stop": "core/generation.py",
+    "ConnectionLifetime": "core/session/connection_lifetime.py",
+    "GrowingOutputs": "core/session/prefills.py",
 }
-"""The classes that a turn's state consists of, and their modules."""
+"""The classes that a turn's state consists of, and what its session decides about it; with their modules."""
 WRITERS = {
     ("turn", "bound"): "core/session/turn_program.py",
     ("turn", "prepared"): "core/session/turn_program.py",

@@ -14,7 +14,7 @@ from tests.prompts.vocabulary import short_metadata
 if TYPE_CHECKING:
     from tests.crash.storm import Round
 
-_CHILD = "engines/llama/child.py"
+_CHILD = "engines/llama/child_program.py"
 _CONTEXT = 16384
 _TOKENS = 24
 _WORKERS = 0.3

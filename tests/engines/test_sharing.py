@@ -14,7 +14,7 @@ from slipring.base.errors import StartupError, Unavailable
 from slipring.engines.llama.engine import LlamaEngine
 from slipring.engines.llama.models import locate
 from slipring.engines.llama.options import LlamaOptions
-from slipring.engines.llama.sharing import EmbeddedOwner, ExternalOwner
+from slipring.engines.llama.slot_shares import EmbeddedOwner, ExternalOwner
 from slipring.engines.sharing import Borrowed, Share
 from tests.engines.fakes.server import started
 from tests.engines.llama.test_llama_engine import ASK, GREEDY, three_chains

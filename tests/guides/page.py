@@ -21,7 +21,7 @@ from tests.snippets import run_snippet
 GUIDES = Path(__file__).parents[2] / "docs" / "guides"
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _PORT = re.compile(r"(?<=127\.0\.0\.1:)\d{4}|(?<=--port )\d{4}")
-_TIMEOUT_S = 60.0
+_TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from typing import get_args
 import pytest
 
 from slipring.observation import metrics as table
-from slipring.observation.reference import reference
 from slipring.protocol.timing import OWN_STAGES
 from slipring.server.cluster.state_lookup import Source
 from slipring.server.connections.connection_limits import DropReason
 from slipring.server.observation.ended_turns import Transport
+from tests.observation.reference import reference
 
 BEGIN, END = "<!-- metrics: begin -->\n", "\n<!-- metrics: end -->"
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -57,6 +57,6 @@ def test_the_page_shows_the_table_that_the_code_generates() -> None:
     assert page.count(BEGIN) == page.count(END) == 1
     shown = page.partition(BEGIN)[2].partition(END)[0]
     assert shown == reference(), (
-        "docs/metrics.md is out of date: paste the output of `python -m slipring.observation.reference`"
+        "docs/metrics.md is out of date: paste the output of `python -m tests.observation.reference`"
         " between its two metrics markers"
     )

@@ -14,7 +14,7 @@ _BOTH = {"asyncio": asyncio.new_event_loop, "uvloop": new_uvloop}
 _ON_BOTH = (
     "test_connection",
     "test_connection_limits",
-    "test_reading_turns",
+    "test_fair_reading",
     "test_drain",
     "test_websocket_protocol",
 )

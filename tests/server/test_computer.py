@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.harness import serve
+from tests.pictures import PIXEL
 from tests.server.hosted_tools.turns import scripted, types
 
 Json = dict[str, Any]
@@ -19,7 +20,6 @@ PREVIEW = {
     "display_height": 768,
     "environment": "browser",
 }
-PIXEL = "data:image/png;base64,iVBORw0KGgo="
 SCREENSHOT = {"type": "computer_screenshot", "image_url": PIXEL}
 AT = {"x": 405, "y": 157}
 ACTIONS: list[Json] = [

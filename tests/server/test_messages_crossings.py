@@ -69,6 +69,11 @@ async def test_a_request_that_a_check_blocks_before_the_answer(streams: bool) ->
         with pytest.raises(Refused) as found:
             await MessagesApi(server).create("so bad", stream=streams)
         assert (found.value.status, found.value.kind) == (400, "invalid_request_error")
+        # By which Claude Code knows that it must not send the request again.
+        assert found.value.error["details"] == {"error_code": "dlp_request_denied"}
+        with pytest.raises(Refused) as found:
+            await MessagesApi(server).create("hello", temperature=9, stream=streams)
+        assert "details" not in found.value.error
 
 
 async def test_a_stream_that_a_check_blocks_ends_with_an_error_event() -> None:
@@ -81,6 +86,7 @@ async def test_a_stream_that_a_check_blocks_ends_with_an_error_event() -> None:
         job.finish()
         *_, last = await asked
         assert (last["type"], last["error"]["type"]) == ("error", "invalid_request_error")
+        assert last["error"]["details"] == {"error_code": "dlp_request_denied"}
 
 
 @pytest.mark.parametrize("streams", [False, True])

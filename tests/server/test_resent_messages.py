@@ -2,12 +2,15 @@
 costs its delta, and the model reads the same."""
 
 import json
+import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from slipring.core.limits import Limits
+from slipring.server import clock
 from tests.engines.fakes.server import Call, Say, Stop, Think
 from tests.engines.fakes.tokens import decoded
 from tests.engines.vllm.test_vllm_engine import fake_vllm
@@ -198,3 +201,25 @@ async def test_a_tool_that_a_search_has_found_costs_its_definition() -> None:
     assert second.startswith(first)
     assert "later" in second
     assert "reserved" not in second
+
+
+async def test_a_main_chain_that_waits_for_long_is_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a subagent, or for its user: idle time alone does not make the server forget it."""
+    main: History = [{"role": "user", "content": "hi"}]
+    asked: Json = {"tools": [TOOL], "system": "main"}
+    async with fake_vllm() as fake, serve(fake.engine(retries=0)) as server:
+        reports, api, later_s = reports_of(server), MessagesApi(server), 0
+        monkeypatch.setattr(clock, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + later_s))
+        fake.script(CALLS[0], Stop())
+        await agent(api, main, 1, **asked)
+        for _ in range(12):
+            later_s += 600
+            fake.script(CALLS[1], Stop())
+            await agent(api, [{"role": "user", "content": "sub"}], 1, tools=[TOOL], system="sub")
+        fake.script(CALLS[0], Stop())
+        await agent(api, main, 1, **asked)
+        assert (reports[-1].input_items, reports[-1].recognised_items) == (3, 2)
+        later_s += 86_400
+        fake.script(CALLS[0], Stop())
+        await agent(api, main, 1, **asked)
+        assert (reports[-1].input_items, reports[-1].recognised_items or 0) == (5, 0)

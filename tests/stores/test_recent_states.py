@@ -32,7 +32,7 @@ def test_the_limit_may_be_reached_but_not_exceeded() -> None:
 
 def test_the_least_recently_used_state_is_evicted_first() -> None:
     states = [node(f"n{number}") for number in range(4)]
-    recent = RecentStates(3 * states[0].size_bytes)
+    recent = RecentStates(3 * states[0].size_bytes + states[0].size_bytes // 2)
     for each in states[:3]:
         recent.remember("t", each)
     recent.find("t", "n0")

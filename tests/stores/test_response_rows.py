@@ -7,6 +7,7 @@ from slipring.core.chain.state import Carry, OpenCall
 from slipring.protocol.items import Item
 from slipring.protocol.requests import TextFormat
 from slipring.stores import response_rows
+from slipring.stores.pictures import Detached
 from slipring.stores.response_rows import Record
 from tests.stores.samples import HEAD, TOOLS, chain, message, same, state
 
@@ -99,7 +100,7 @@ def test_answers_to_approval_requests_are_encoded_without_those_of_the_parent() 
 def test_a_row_does_not_grow_with_its_chain() -> None:
     states = chain(100, "resp_x")
     sizes = {
-        sum(len(part) for part in response_rows.columns(each, None) if isinstance(part, bytes))
+        sum(len(part) for part in response_rows.columns(each, None, Detached()) if isinstance(part, bytes))
         for each in states[11:]
     }
     assert len(sizes) == 1

@@ -49,7 +49,7 @@ class ServerProtocol(web.RequestHandler):
       body that arrives with it.
     - ``_lingering_time``: a constructor's option, here decided for a single request.
     - ``_reading_paused``, ``_buffer_paused`` and ``_resume_transport_reading``, by which alone aiohttp
-      resumes a transport: it would otherwise resume one that ``reading_turns`` holds.
+      resumes a transport: it would otherwise resume one that ``fair_reading`` holds.
     - ``set_parser``, called with the reader of a WebSocket, which then gets all data as ``_payload_parser``:
       ``MaskCheck`` must see every frame, those included that arrive with the request for the upgrade.
     - ``_upgraded`` and ``_parser``, not used after an upgrade: 800 bytes of an idle socket's 20 KiB.

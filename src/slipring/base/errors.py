@@ -26,6 +26,7 @@ details.
 """
 
 from collections.abc import Iterable
+from typing import Self
 
 _LONGEST_QUOTE = 200
 OVERLOAD_RETRY_S = 1.0
@@ -69,6 +70,13 @@ class InvalidRequest(ApiError):
     status = 400
     type = "invalid_request_error"
     code = "invalid_value"
+    lead = "Invalid"
+    """The first word of the message about a field."""
+
+    @classmethod
+    def at(cls, param: str, reason: str, *, code: str | None = None) -> Self:
+        """The error of one field. ``reason`` is the end of a sentence, without its full stop."""
+        return cls(f"{cls.lead} '{param}': {reason}.", param=param, code=code)
 
 
 class InvalidJson(InvalidRequest):
@@ -77,6 +85,7 @@ class InvalidJson(InvalidRequest):
 
 class UnsupportedParameter(InvalidRequest):
     code = "unsupported_parameter"
+    lead = "Unsupported parameter:"
 
 
 class TooExpensive(InvalidRequest):

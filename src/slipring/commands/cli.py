@@ -1,5 +1,5 @@
-"""The command line: ``slipring serve``, ``inspect``, ``models``, ``chat``, ``top``,
-``launch``, ``keys``, ``openapi`` and ``bench``.
+"""The command line: ``slipring serve``, ``config``, ``doctor``, ``inspect``, ``models``, ``chat``,
+``top``, ``launch``, ``keys``, ``openapi`` and ``bench``.
 
 Parses the arguments, runs the command, and reports every expected failure as one line on standard error, with
 a non-zero exit code. What only one command needs is imported when that command runs: most of the time that a
@@ -151,6 +151,21 @@ def build_parser() -> argparse.ArgumentParser:
         " its weights. Exit code 1: the model would not work.",
     )
     look.defer(_flags_of("inspection.command"))
+    files = commands.add_parser(
+        "config",
+        help="check settings, and print the schema of the TOML file",
+        description="Check settings without starting a server, and print the schema of the TOML file.",
+    )
+    files.defer(_flags_of("config_file"))
+    check = commands.add_parser(
+        "doctor",
+        help="check the machine, the store and the engines that a server would use",
+        usage="%(prog)s [--json] [flags of 'slipring serve']",
+        description="Check what 'slipring serve' would need with the same flags, variables and file: one line"
+        " each, and what to do. Starts the engines and stops them again. Exit code 1: a server would not"
+        " start.",
+    )
+    check.defer(_flags_of("doctor.command"))
     models = commands.add_parser(
         "models",
         help="list the models of a hub that are on this machine",
@@ -165,6 +180,12 @@ def build_parser() -> argparse.ArgumentParser:
         description="Create, list and revoke the API keys in a store.",
     )
     manage.defer(_flags_of("keys"))
+    shells = commands.add_parser(
+        "completion",
+        help="print a script with which a shell completes commands and flags",
+        description="Print a script for a shell. For bash, in ~/.bashrc: source <(slipring completion bash)",
+    )
+    shells.defer(_flags_of("completion"))
     commands.add_parser(
         "openapi",
         help="print the OpenAPI document of the server",
@@ -299,6 +320,28 @@ def _inspect(arguments: argparse.Namespace) -> int:
         return inspect(arguments)
 
 
+def _complete(arguments: argparse.Namespace) -> int:
+    from slipring.commands.completion import script
+
+    print(script(arguments.shell, build_parser()), end="")
+    return 0
+
+
+def _config(arguments: argparse.Namespace) -> int:
+    config = from_namespace(arguments, os.environ) if arguments.config_command == "check" else None
+    from slipring.commands.config_file import run
+
+    return run(arguments, config)
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    config = from_namespace(arguments, os.environ)
+    from slipring.commands.doctor.command import doctor
+
+    with _interruptible():
+        return doctor(arguments, config)
+
+
 def _list_models(arguments: argparse.Namespace) -> int:
     from slipring.commands.models import list_models
 
@@ -364,6 +407,9 @@ def _measure(arguments: argparse.Namespace) -> int:
 _COMMANDS = {
     "serve": _serve,
     "inspect": _inspect,
+    "completion": _complete,
+    "config": _config,
+    "doctor": _doctor,
     "models": _list_models,
     "chat": _chat,
     "launch": _launch,

@@ -14,7 +14,7 @@ import msgspec
 
 from slipring.base.spelling import suggestion
 from slipring.config.tables import NOT_EMPTY, Rule, TableError, is_number, one_of, require_form, whole_number
-from slipring.core.checks.policies import KINDS, KINDS_OF, Action, Ending, Mode, OnError, Scope
+from slipring.core.checks.policies import KINDS, KINDS_OF, Action, Ending, Mode, OnError, OnImages, Scope
 from slipring.core.checks.verdicts import Kind
 
 ANY_CATEGORY = "*"
@@ -37,6 +37,7 @@ class CheckEntry:
     action: Action = "flag"
     mode: Mode = "follow"
     on_error: OnError = "open"
+    on_images: OnImages = "open"
     before: bool = False
     context: int = 0
     ending: Ending = "incomplete"
@@ -81,6 +82,7 @@ _KEYS: dict[str, Rule] = {
     "action": one_of(get_args(Action)),
     "mode": one_of(get_args(Mode)),
     "on_error": one_of(get_args(OnError)),
+    "on_images": one_of(get_args(OnImages)),
     "before": (lambda value: type(value) is bool, "must be true or false"),
     "context": whole_number(0),
     "ending": one_of(get_args(Ending)),

@@ -15,6 +15,8 @@ from slipring.core.chain.state import Branch, ResponseState, branch_of
 from slipring.core.chain.state import Position as Position
 from slipring.protocol.events import CallEvent
 from slipring.protocol.items import Effort, Item
+from slipring.protocol.pictures.image_headers import MediaType
+from slipring.protocol.pictures.item_pictures import ALL_TYPES
 from slipring.protocol.requests import TEXT, TextFormat
 from slipring.protocol.responses import Logprob
 from slipring.protocol.tools import Kind, Offer
@@ -200,6 +202,10 @@ class Capabilities(Struct, frozen=True):
 
     logprobs: bool = False
     images: bool = False
+    picture_types: tuple[MediaType, ...] = ALL_TYPES
+    """Those that the model's decoder reads, if it takes images."""
+    resolves_urls: bool = False
+    """Whether the engine's server resolves the URLs and file ids of images itself."""
     files: bool = False
     biased_ids: int = 0
     """Requests may change the logits of tokens with ids below this; 0: of none."""

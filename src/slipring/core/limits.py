@@ -56,6 +56,13 @@ class Limits:
         2,
         "longest input that `input_tokens` counts, as a multiple of the context; a longer one gets a 400",
     )
+    max_pictures: int = _limit(100, "images in one context; a request that adds more gets a 400")
+    max_picture_bytes: int = _limit(
+        10 * _MIB, "largest image, by its file and not by its base64; a larger one gets a 400"
+    )
+    max_picture_pixels: int = _limit(
+        50_000_000, "width × height of the largest image, by its header; a larger one gets a 400"
+    )
     max_grammars: int = _limit(64, "grammars of custom tools in one request")
     max_grammar_bytes: int = _limit(
         64 * _KIB,
@@ -125,8 +132,9 @@ class Limits:
     )
     parked_bytes: int = _limit(512 * _MIB, "memory for such responses in one process")
     recognised_s: float = _limit(
-        600.0,
-        "how long a context is kept to recognise a history that a client sends again; 0: not at all",
+        86_400.0,
+        "how long a context is kept after its last use to recognise a history that a client sends again;"
+        " 0: not at all",
     )
     recognised_bytes: int = _limit(256 * _MIB, "memory for such contexts in one process")
     max_age_s: float = _limit(3600.0, "age at which a client is asked to reconnect and its connection closes")

@@ -1,14 +1,14 @@
 """Entries that tenants used lately, by key, within a bounded number of bytes.
 
 Tenants do not share entries. Past the bound, the tenant that uses the most bytes loses the entry that it used
-longest ago: no tenant loses entries because another tenant uses much.
+longest ago: no tenant loses what it has used lately because another tenant uses much.
 """
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping
 from heapq import heapify, heappop, heapreplace
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from slipring.core.byte_ledger import Ledger
 
@@ -16,6 +16,9 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 _TENANT_FRACTION = 8
 """The results of a tenant may fill one part in this many of a cache."""
+_ROOM_FRACTION = 64
+"""Past the bound, one part in this many of it is made free. A look at all tenants takes a millisecond for
+some thousands of them, which a full cache would need with every request."""
 _RESULT_BYTES = 500
 """What an entry of a cache uses besides its result."""
 CacheKey = tuple[str, bytes]
@@ -76,15 +79,13 @@ class TenantEntries(ABC, Generic[K, V]):
         if gained:
             self._bytes.add(tenant, gained)
             if not self._bytes.fits(0):
-                self._shrink()
+                self._shrink(self.limit_bytes // _ROOM_FRACTION)
 
-    def _shrink(self) -> None:
-        """Drop entries until the bound is kept again."""
-        # One request can bring a thousand entries, and drop as many of others: with thousands of tenants, a
-        # look at all of them for each entry would hold up the event loop.
+    def _shrink(self, room_bytes: int) -> None:
+        """Drop entries until the bound is kept again, with so much room."""
         used = [(-size_bytes, tenant) for tenant, size_bytes in self._bytes.by_tenant()]
         heapify(used)
-        while not self._bytes.fits(0):
+        while not self._bytes.fits(room_bytes):
             _, largest = used[0]
             self._drop(largest, next(iter(self._by_tenant[largest])))
             if left := self._bytes.used_by(largest):
@@ -129,14 +130,20 @@ class TenantCache(TenantEntries[bytes, tuple[V, int]]):
 
 
 class TimedEntries(TenantEntries[K, V]):
-    """Entries that are also dropped when they were not used for a while."""
+    """Entries that are also dropped when they were not used for long. Past the bound, entries that no tenant
+    has used for a while are dropped first, of whichever tenant they are."""
 
-    __slots__ = ("_duration_s", "_until")
+    __slots__ = ("_duration_s", "_now", "_until")
+
+    spared_s: ClassVar[float] = 600.0
+    """So long after its last use, an entry is dropped only if its tenant uses the most."""
 
     def __init__(self, duration_s: float, limit_bytes: int) -> None:
         """With a duration or a limit of 0, nothing is ever kept."""
         super().__init__(limit_bytes)
         self._duration_s = duration_s
+        self._now = 0.0
+        """When an entry was last added."""
         self._until: dict[str, dict[K, float]] = {}
         """Per tenant by key: when an entry is dropped, unless it is used before."""
 
@@ -148,8 +155,8 @@ class TimedEntries(TenantEntries[K, V]):
     def sweep(self, now: float) -> None:
         """Drop the entries whose time is over."""
         for tenant, until in list(self._until.items()):
-            while until and until[oldest := next(iter(self._by_tenant[tenant]))] <= now:
-                self._drop(tenant, oldest)
+            while until and self._oldest_end(tenant) <= now:
+                self._drop(tenant, next(iter(self._by_tenant[tenant])))
 
     def forget(self, tenant: str) -> None:
         """Drop all entries of a tenant."""
@@ -168,10 +175,27 @@ class TimedEntries(TenantEntries[K, V]):
         until = self._until.get(tenant)
         if until is None:
             until = self._until[tenant] = {}
-        ends_at = now + self._duration_s
+        self._now, ends_at = now, now + self._duration_s
         for key in added:
             until[key] = ends_at
         self._keep(tenant, added)
+
+    def _shrink(self, room_bytes: int) -> None:
+        spared = self._now + self._duration_s - self.spared_s
+        ends = [(self._oldest_end(tenant), tenant) for tenant in self._until]
+        heapify(ends)
+        while ends and ends[0][0] <= spared and not self._bytes.fits(room_bytes):
+            tenant = ends[0][1]
+            self._drop(tenant, next(iter(self._by_tenant[tenant])))
+            if tenant in self._until:
+                heapreplace(ends, (self._oldest_end(tenant), tenant))
+            else:
+                heappop(ends)
+        super()._shrink(room_bytes)
+
+    def _oldest_end(self, tenant: str) -> float:
+        """When the entry ends that a tenant has used longest ago."""
+        return self._until[tenant][next(iter(self._by_tenant[tenant]))]
 
     def _drop(self, tenant: str, key: K) -> None:
         super()._drop(tenant, key)

@@ -6,11 +6,14 @@ from collections.abc import Iterable
 from slipring.core.chain.head import Head
 from slipring.core.generation import Job
 from slipring.protocol.items import Item
+from slipring.protocol.pictures.item_pictures import BadPicture, Picture, pictures
 
 _BYTES_PER_TOKEN = 4
 _CHARACTERS_PER_TOKEN = 4
 _IMAGE_BYTES = 4 * 1500
-"""An image takes about 1500 tokens of a context, however many bytes its data has."""
+"""Other data takes about 1500 tokens of a context, however many bytes it has."""
+_PATCH = 28
+_LEAST_PICTURE, _MOST_PICTURE = 64, 3000
 _DATA = re.compile(rb'"data:[^"]*"')
 
 
@@ -39,9 +42,26 @@ def _bytes(items: Iterable[Item]) -> int:
     return sum(map(_weight, items))
 
 
+def estimated_picture_tokens(picture: Picture) -> int:
+    """The tokens of a picture: one for each 28 × 28 pixels, as with many models, which make a large picture
+    smaller before."""
+    patches = -(-picture.width // _PATCH) * -(-picture.height // _PATCH)
+    return min(max(patches, _LEAST_PICTURE), _MOST_PICTURE)
+
+
 def _weight(item: Item) -> int:
+    """The bytes of an item, with what its pictures take of a context instead of the bytes of their data."""
     size = len(item.raw)
-    if b'"data:' in item.raw:
-        for found in _DATA.finditer(item.raw):
-            size += _IMAGE_BYTES - (found.end() - found.start())
-    return size
+    if b'"data:' not in item.raw:
+        return size
+    found = _known_pictures(item)
+    spans = [data.end() - data.start() for data in _DATA.finditer(item.raw)]
+    size += _BYTES_PER_TOKEN * sum(map(estimated_picture_tokens, found)) - sum(spans)
+    return size + _IMAGE_BYTES * max(0, len(spans) - len(found))
+
+
+def _known_pictures(item: Item) -> tuple[Picture, ...]:
+    try:
+        return pictures(item)
+    except BadPicture:
+        return ()

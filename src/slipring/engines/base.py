@@ -62,6 +62,12 @@ class Engine(ABC):
         """Why the engine cannot generate at present, for operators; None if it can."""
         return None
 
+    @property
+    def session_use(self) -> str | None:
+        """How turns use sessions of the engine's server, in one line for operators; None if it has no such
+        thing."""
+        return None
+
     def status(self) -> live.Engine:
         """What operators see of it. This default is for engines without a queue."""
         return live.Engine(

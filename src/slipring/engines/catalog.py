@@ -32,7 +32,7 @@ def _llama(rest: str) -> Engine:
 def _llama_owner(rest: str, users: int) -> Owner:
     from slipring.engines.llama.models import locate
     from slipring.engines.llama.options import read_options
-    from slipring.engines.llama.sharing import EmbeddedOwner, ExternalOwner
+    from slipring.engines.llama.slot_shares import EmbeddedOwner, ExternalOwner
 
     options = read_options(rest)
     if options.is_external:

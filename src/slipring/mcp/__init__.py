@@ -39,8 +39,8 @@ from slipring.mcp.protocol.tools import (
 )
 from slipring.mcp.redaction import Redaction
 from slipring.mcp.servers import Credential, HttpServer, McpServer, StdioServer, UrlPolicy, admit, parse_url
-from slipring.mcp.transports.address_policy import Reach
-from slipring.mcp.transports.reserved_addresses import ReservedAddresses
+from slipring.mcp.transports.public_addresses import Reach
+from slipring.mcp.transports.registered_addresses import RegisteredAddresses
 
 __all__ = [
     "AudioContent",
@@ -61,8 +61,8 @@ __all__ = [
     "ProtocolFailure",
     "Reach",
     "Redaction",
+    "RegisteredAddresses",
     "RequestRefused",
-    "ReservedAddresses",
     "ResourceLink",
     "StdioServer",
     "TextContent",

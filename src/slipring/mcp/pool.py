@@ -30,7 +30,7 @@ from slipring.mcp.redaction import Redaction
 from slipring.mcp.servers import NO_CREDENTIAL, Credential, HttpServer, McpServer, StdioServer
 from slipring.mcp.transports.connection import Connection, OnProgress
 from slipring.mcp.transports.http_sse import HttpSseConnection
-from slipring.mcp.transports.reserved_addresses import NOTHING_RESERVED, ReservedAddresses
+from slipring.mcp.transports.registered_addresses import NO_REGISTERED, RegisteredAddresses
 from slipring.mcp.transports.stdio import StdioConnection
 from slipring.mcp.transports.streamable_http import StreamableHttpConnection
 from slipring.mcp.transports.web_client import Endpoint, WebClient
@@ -90,7 +90,7 @@ class Pool:
     """
 
     def __init__(
-        self, limits: McpLimits | None = None, reserved: ReservedAddresses = NOTHING_RESERVED
+        self, limits: McpLimits | None = None, reserved: RegisteredAddresses = NO_REGISTERED
     ) -> None:
         """``limits`` bound the pool itself; each server has its own for the rest. ``reserved``: where only
         servers may be that can be anywhere."""

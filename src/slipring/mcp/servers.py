@@ -12,8 +12,12 @@ from yarl import URL
 
 from slipring.mcp.failures import RequestRefused
 from slipring.mcp.limits import DEFAULT_LIMITS, McpLimits
-from slipring.mcp.transports.address_policy import Reach, is_public_address
-from slipring.mcp.transports.reserved_addresses import NOTHING_RESERVED, AddressReserved, ReservedAddresses
+from slipring.mcp.transports.public_addresses import Reach, is_public_address
+from slipring.mcp.transports.registered_addresses import (
+    NO_REGISTERED,
+    AddressIsRegistered,
+    RegisteredAddresses,
+)
 
 _MAX_URL_CHARACTERS = 2048
 _MAX_HEADERS = 32
@@ -193,7 +197,7 @@ def admit(
     policy: UrlPolicy,
     registered: Iterable[HttpServer],
     limits: McpLimits | None = None,
-    reserved: ReservedAddresses = NOTHING_RESERVED,
+    reserved: RegisteredAddresses = NO_REGISTERED,
 ) -> HttpServer:
     """Return the server for a URL of a request. Raises ``RequestRefused`` if the policy does not allow it.
 
@@ -208,7 +212,7 @@ def admit(
     if policy is UrlPolicy.REGISTERED:
         raise RequestRefused("the server's URL is not registered here")
     if reserved.are_named_by(url):
-        raise RequestRefused(AddressReserved.reason)
+        raise RequestRefused(AddressIsRegistered.reason)
     if policy is UrlPolicy.PUBLIC:
         _require_public(url)
     reach = Reach.PUBLIC if policy is UrlPolicy.PUBLIC else Reach.UNRESERVED

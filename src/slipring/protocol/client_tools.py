@@ -149,14 +149,9 @@ def require_local(tool: ClientTool, where: str) -> None:
     environment = tool.environment if isinstance(tool, ShellTool) else None
     if isinstance(environment, Environment) and environment.type != "local":
         param = f"{where}.environment.type"
-        raise UnsupportedParameter(
-            f"Unsupported parameter: '{param}': only 'local' is supported; this server has no containers.",
-            param=param,
-        )
+        raise UnsupportedParameter.at(param, "only 'local' is supported; this server has no containers")
     if isinstance(tool, ComputerTool | ComputerUsePreviewTool):
         return
     if isinstance(tool.allowed_callers, list) and "direct" not in tool.allowed_callers:
         param = f"{where}.allowed_callers"
-        raise UnsupportedParameter(
-            f"Unsupported parameter: '{param}': this server runs no programs that call tools.", param=param
-        )
+        raise UnsupportedParameter.at(param, "this server runs no programs that call tools")

@@ -84,22 +84,24 @@ class Definitions:
         param = f"{where}.definition"
         size = len(grammar.definition.encode("utf-8", "surrogatepass"))
         if size > self._max_grammar_bytes:
-            raise _refusal(
+            raise InvalidRequest.at(
                 param, f"a grammar has at most {self._max_grammar_bytes} bytes (max_grammar_bytes)"
             )
         if len(self.grammars) >= self._max_grammars:
-            raise _refusal(param, f"a request has at most {self._max_grammars} grammars (max_grammars)")
+            raise InvalidRequest.at(
+                param, f"a request has at most {self._max_grammars} grammars (max_grammars)"
+            )
         self._bytes += size
         if self._bytes > _TOTAL_FACTOR * self._max_grammar_bytes:
-            raise _refusal(param, "the grammars of the request are too large in total (max_grammar_bytes)")
+            raise InvalidRequest.at(
+                param, "the grammars of the request are too large in total (max_grammar_bytes)"
+            )
         self.grammars.append(Compilable(param, grammar))
 
     def check_schema(self, schema: Raw | UnsetType, param: str) -> None:
         """Check the size of a JSON schema. Absent and null schemas pass."""
         sent = wire.given(schema)
         if sent is not None and len(bytes(sent)) > self._max_schema_bytes:
-            raise _refusal(param, f"a schema has at most {self._max_schema_bytes} bytes (max_schema_bytes)")
-
-
-def _refusal(param: str, reason: str) -> InvalidRequest:
-    return InvalidRequest(f"Invalid '{param}': {reason}.", param=param)
+            raise InvalidRequest.at(
+                param, f"a schema has at most {self._max_schema_bytes} bytes (max_schema_bytes)"
+            )

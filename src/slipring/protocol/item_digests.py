@@ -29,6 +29,7 @@ from slipring.protocol.items import (
     computed_once,
     plain_text,
 )
+from slipring.protocol.pictures.item_pictures import BadPicture, is_data, pictures
 
 _encode = msgspec.msgpack.Encoder().encode
 _DIGEST_BYTES = 32
@@ -62,11 +63,11 @@ def _content(item: Item) -> bytes:
     if isinstance(body, LoadedTools):
         return _encode(("tools found", body.call_id, bytes(body.tools)))
     if isinstance(body, CallOutput):
-        return _encode(("output", body.call_id, _text_or_parts(body.output)))
+        return _encode(("output", body.call_id, _text_or_parts(item, body.output)))
     if isinstance(body, FunctionCall):
         return _encode(("call", body.call_id, body.namespace, body.name, _same_arguments(body.arguments)))
     if isinstance(body, Message):
-        return _encode(("message", body.role, body.phase, _text_or_parts(body.content)))
+        return _encode(("message", body.role, body.phase, _text_or_parts(item, body.content)))
     if isinstance(body, Reasoning):
         return _encode(("thought", body.thought))
     if isinstance(body, CustomToolCall):
@@ -139,8 +140,18 @@ def _same_arguments(arguments: str) -> bytes:
         return arguments.encode()
 
 
-def _text_or_parts(content: str | list[Part]) -> str | list[Part]:
-    """A content as one text, which is how models read it, unless it has images or files."""
-    if isinstance(content, str) or any(isinstance(part, InputImage | InputFile) for part in content):
+def _text_or_parts(item: Item, content: str | list[Part]) -> object:
+    """A content as one text, which is how models read it, unless it has images or files. Pictures are known
+    by their digests."""
+    if isinstance(content, str) or not any(isinstance(part, InputImage | InputFile) for part in content):
+        return plain_text(content)
+    try:
+        found = iter(pictures(item))
+    except BadPicture:
         return content
-    return plain_text(content)
+    return [
+        next(found)
+        if isinstance(part, InputImage) and part.image_url is not None and is_data(part.image_url)
+        else part
+        for part in content
+    ]

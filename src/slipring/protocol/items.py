@@ -489,7 +489,7 @@ def _read_long(raw: bytes, where: str) -> _ItemHead:
     for name in ("type", "id"):
         if getattr(outline, name) is None:
             param = f"{where}.{name}"
-            raise InvalidRequest(f"Invalid '{param}': must be a string in a long item.", param=param)
+            raise InvalidRequest.at(param, "must be a string in a long item")
     for name in ("content", "output", "summary"):
         if (sent := wire.given(getattr(outline, name))) is not None:
             wire.require_few(sent, MOST_PARTS, f"{where}.{name}", "parts")
@@ -503,10 +503,7 @@ def _name_untyped(outline: _ItemHead, raw: bytes, where: str) -> tuple[str, byte
     elif outline.id is not None:
         kind = "item_reference"
     else:
-        param = f"{where}.type"
-        raise InvalidRequest(
-            f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter"
-        )
+        raise wire.missing(f"{where}.type")
     # _read_long has refused long items with a null type.
     return kind, _with_field(raw, "type", kind, is_new=len(raw) >= wire.LONG_BYTES)
 
@@ -524,10 +521,9 @@ def _with_field(raw: bytes, name: str, value: str, *, is_new: bool) -> bytes:
 def _refusal(kind: str, where: str) -> InvalidRequest:
     param = f"{where}.type"
     known = ", ".join(f"'{name}'" for name in sorted(SUPPORTED_TYPES))
-    return InvalidRequest(
-        f"Invalid '{param}': {quoted(kind)} is not a known item type. Known types are {known}"
-        " and the items of hosted tools.",
-        param=param,
+    return InvalidRequest.at(
+        param,
+        f"{quoted(kind)} is not a known item type. Known types are {known} and the items of hosted tools",
     )
 
 

@@ -124,7 +124,7 @@ def _read_messages(frame: bytes | str) -> tuple[SteerRequest, tuple[Item, ...]]:
     wire.require_few(request.input, items.MOST_ITEMS, "input", "items")
     sent = wire.decode(_input, bytes(request.input), where="input")
     if not sent:
-        raise InvalidRequest("Invalid 'input': it is empty.", param="input")
+        raise InvalidRequest.at("input", "it is empty")
     if not isinstance(sent, str):
         for index, raw in enumerate(sent[: items.MOST_ITEMS]):
             wire.decode(_message, raw, where=f"input[{index}]")
@@ -137,10 +137,8 @@ def _require_outputs(found: tuple[Item, ...]) -> None:
         if item.type not in CALL_OF_OUTPUT:
             param = f"input[{index}].type"
             known = ", ".join(f"'{kind}'" for kind in CALL_OF_OUTPUT)
-            raise InvalidRequest(
-                f"Invalid '{param}': {quoted(item.type)} is not the output of a tool call."
-                f" Outputs are {known}.",
-                param=param,
+            raise InvalidRequest.at(
+                param, f"{quoted(item.type)} is not the output of a tool call. Outputs are {known}"
             )
         if item.call_id is None:
             raise wire.explain("Object missing required field `call_id`", f"input[{index}]")

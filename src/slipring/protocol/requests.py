@@ -7,6 +7,7 @@ field. ``core.turn.request_validation`` decides which valid values this server s
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_type_hints
 
@@ -16,9 +17,10 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from slipring.base.errors import InvalidJson, InvalidStreamId, UnsupportedParameter
 from slipring.protocol import wire
 from slipring.protocol.definitions import Definitions
-from slipring.protocol.endpoints.pieces import Known, Piece, read_pieces
+from slipring.protocol.endpoints.resent_messages import Known, Piece, read_pieces
 from slipring.protocol.item_digests import content_digest
-from slipring.protocol.items import Effort, Item, read_input
+from slipring.protocol.items import Effort, Item, may_have_images, read_input
+from slipring.protocol.pictures.item_pictures import BadPicture, pictures
 
 T = TypeVar("T")
 Summary = Literal["auto", "concise", "detailed"]
@@ -172,9 +174,13 @@ class CreateRequest(Struct, dict=True):
         return tuple(map(content_digest, self.items))
 
     def read_ahead(self, *, digests: bool, known: Known) -> None:
-        """Decode the items now, and compute their digests if these are wanted. ``known``: as for
-        ``read_items``. Raises ``ApiError``."""
-        self.read_items(known)
+        """Decode the items now with their pictures, and compute their digests if these are wanted. ``known``:
+        as for ``read_items``. Raises ``ApiError``."""
+        items = self.read_items(known)
+        for item in items:
+            if may_have_images(item):
+                with suppress(BadPicture):  # the turn refuses it, and names its place
+                    pictures(item)
         if digests:
             _ = self.content_digests
 

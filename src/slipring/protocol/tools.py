@@ -222,10 +222,7 @@ def _read_tool(
     kind = wire.type_of(raw, where)
     if kind == "mcp":
         if loaded:
-            raise UnsupportedParameter(
-                f"Unsupported parameter: '{where}.type': MCP servers are given in 'tools', not by items.",
-                param=f"{where}.type",
-            )
+            raise UnsupportedParameter.at(f"{where}.type", "MCP servers are given in 'tools', not by items")
         server = wire.decode(_server, raw, where=where)
         echo.append(server.echo)
         callables += _listed(server)
@@ -335,10 +332,7 @@ def _check_schema(schema: Raw | UnsetType, where: str, definitions: Definitions)
 def _check_search(tool: ToolSearchTool, where: str) -> None:
     if tool.execution != "client":
         param = f"{where}.execution"
-        raise UnsupportedParameter(
-            f"Unsupported parameter: '{param}': only 'client' is supported; this server runs no tool search.",
-            param=param,
-        )
+        raise UnsupportedParameter.at(param, "only 'client' is supported; this server runs no tool search")
 
 
 def _callable(tool: Definition, namespace: str | None) -> CallableTool:
@@ -353,7 +347,7 @@ def _refuse_twins(callables: list[CallableTool], where: str) -> None:
     for tool in callables:
         key = (tool.namespace, tool.name)
         if key in seen:
-            raise InvalidRequest(f"Invalid '{where}': two tools are named '{tool.name}'.", param=where)
+            raise InvalidRequest.at(where, f"two tools are named '{tool.name}'")
         seen.add(key)
 
 
@@ -444,9 +438,8 @@ class ToolChoice(Struct, frozen=True):
         if choice.type in _NAMED_BY_TYPE:
             named = NamedTool(type=choice.type)
             return cls(echo=wire.raw(named), mode="required", only=(named,), names_one=True)
-        raise UnsupportedParameter(
-            f"Invalid 'tool_choice': {quoted(choice.type)} is a tool that this server does not run.",
-            param="tool_choice",
+        raise UnsupportedParameter.at(
+            "tool_choice", f"{quoted(choice.type)} is a tool that this server does not run"
         )
 
     @classmethod
@@ -486,9 +479,8 @@ class ToolChoice(Struct, frozen=True):
             if self.names_one and not tools:
                 raise _not_found(self.only[0])
         if self.mode == "required" and not tools:
-            raise InvalidRequest(
-                "Invalid 'tool_choice': a tool call is required, but the request offers no callable tool.",
-                param="tool_choice",
+            raise InvalidRequest.at(
+                "tool_choice", "a tool call is required, but the request offers no callable tool"
             )
         return Offer(tools=tools, required=self.mode == "required", narrowed=self.only is not None)
 

@@ -93,11 +93,11 @@ def require_few(data: msgspec.Raw | bytes, most: int, where: str, noun: str) -> 
 def require_short(sent: msgspec.Raw, where: str, most_bytes: int = _SHORT_BYTES) -> None:
     """Refuse a field longer than ``most_bytes`` before it is decoded."""
     if len(sent) > most_bytes:
-        raise InvalidRequest(f"Invalid '{where}': more than {most_bytes} bytes.", param=where)
+        raise InvalidRequest.at(where, f"more than {most_bytes} bytes")
 
 
 def too_many(most: int, where: str, noun: str) -> InvalidRequest:
-    return InvalidRequest(f"Invalid '{where}': more than {most} {noun}.", param=where)
+    return InvalidRequest.at(where, f"more than {most} {noun}")
 
 
 class _TooMany(Exception):
@@ -113,18 +113,20 @@ def require_text(data: bytes) -> bytes:
     return data
 
 
+def missing(param: str) -> InvalidRequest:
+    """The error for a field that a request must have."""
+    return InvalidRequest(
+        f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter"
+    )
+
+
 def explain(text: str, where: str = "") -> InvalidRequest:
     """Translate the message of a msgspec validation error into an API error with ``param``."""
     at = _AT.search(text)
     path = _UNKNOWN_INDEX.sub("", at.group(1)) if at else ""
     what = text[: at.start()] if at else text
-    missing = _MISSING.match(what)
-    if missing:
-        path = f"{path}.{missing.group(1)}"
-        param = join(where, path)
-        return InvalidRequest(
-            f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter"
-        )
+    if (lacking := _MISSING.match(what)) is not None:
+        return missing(join(where, f"{path}.{lacking.group(1)}"))
     if (unknown := _UNKNOWN.match(what)) is not None:
         param = join(where, f"{path}.{unknown.group(1)[:_LONGEST]}")
         return InvalidRequest(f"Unknown parameter: '{param}'.", param=param, code="unknown_parameter")
@@ -135,7 +137,7 @@ def explain(text: str, where: str = "") -> InvalidRequest:
     what = what[:1].lower() + what[1:_LONGEST]
     if not param:
         return InvalidJson(f"The request must be a JSON object: {what}.")
-    return InvalidRequest(f"Invalid '{param}': {what}.", param=param, code=code)
+    return InvalidRequest.at(param, f"{what}", code=code)
 
 
 def join(where: str, path: str) -> str:
@@ -167,7 +169,7 @@ def require_object(value: msgspec.Raw | msgspec.UnsetType, where: str) -> None:
     """Refuse a raw field whose value is neither an object nor null."""
     sent = given(value)
     if sent is not None and not bytes(sent).startswith(b"{"):
-        raise InvalidRequest(f"Invalid '{where}': expected an object.", param=where, code="invalid_type")
+        raise InvalidRequest.at(where, "expected an object", code="invalid_type")
 
 
 def raw(value: Any) -> msgspec.Raw:

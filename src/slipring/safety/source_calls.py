@@ -193,6 +193,7 @@ class RunningCheck:
             action=entry.action,
             mode=entry.mode,
             on_error=entry.on_error,
+            on_images=entry.on_images,
             before=entry.before,
             context=entry.context,
             ending=entry.ending,

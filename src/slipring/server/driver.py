@@ -60,7 +60,7 @@ from slipring.server import inspections, padding
 from slipring.server.access.auth import Caller
 from slipring.server.clock import now, unix_time
 from slipring.server.cluster.state_lookup import States
-from slipring.server.hosted_tools import approvals, registry
+from slipring.server.hosted_tools import registry
 from slipring.server.observation.ended_turns import EndedTurn, Origin, TurnContent
 from slipring.server.service import Service
 from slipring.stores.conversations import Appended
@@ -365,7 +365,7 @@ class Driver:
         if isinstance(work, ListTools):
             return await self._list_tools(work)
         if isinstance(work, ClaimApprovals):
-            return await approvals.claim(self.service.store.approvals, self.session.tenant, work.ids)
+            return await self.service.store.approvals.claim(self.session.tenant, work.ids)
         if isinstance(work, CountTokens):
             self._require_allowed(work.job)
             return await self.service.catalog.engine_of(work.job.model).count(work.job, work.enough)
@@ -430,7 +430,8 @@ class Driver:
             await self.sink.secure()
         except LeaseLost:
             return  # the response was ended elsewhere, and this driver is about to be stopped
-        outcome = await self.service.tool_runner.call(call, self.session.tenant, on_progress)
+        sight = turn.prepared.draft.sight if turn.prepared is not None else None
+        outcome = await self.service.tool_runner.call(call, self.session.tenant, on_progress, sight)
         self.run(self.session.turns.call_ended(turn, call.id, outcome, now()))
         self.sink.flush()
 

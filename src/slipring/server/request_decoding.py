@@ -16,14 +16,15 @@ from slipring.core.ports import Betas
 from slipring.core.session import client_events
 from slipring.engines.tokens.tokenizer_threads import FairThreadPool
 from slipring.protocol import requests
-from slipring.protocol.endpoints.pieces import Known
+from slipring.protocol.endpoints.resent_messages import Known
 from slipring.protocol.requests import CreateRequest
 
 T = TypeVar("T")
 ReadCreate = Callable[[bytes, Known], CreateRequest]
 """Decodes the body of a create request, with what its tenant has sent before."""
-_LARGE_BYTES = 128 * 1024
-"""About a millisecond of decoding, if none of the items is known. Handing it to the thread takes a tenth."""
+LARGE_BYTES = 128 * 1024
+"""What is larger is decoded in the thread: it takes about a millisecond, if none of the items is known.
+Handing it over takes a tenth."""
 _THREADS = 1
 """Decoding holds the interpreter lock most of the time: a second thread would only delay the event loop."""
 
@@ -40,10 +41,8 @@ class RequestDecoder:
         self._known = known
         self._digests = digests
 
-    async def frame(self, tenant: str, frame: bytes | str, betas: Betas) -> bytes | str | client_events.Read:
-        """A WebSocket message for ``Session.receive``: unchanged if small, decoded if large."""
-        if len(frame) <= _LARGE_BYTES:
-            return frame
+    async def frame(self, tenant: str, frame: bytes | str, betas: Betas) -> client_events.Read:
+        """Decode a large WebSocket message for ``Session.receive``, which decodes small ones itself."""
         with self._counted(tenant, len(frame)):
             known = self._known.of(tenant)
             read_ahead = partial(client_events.read_ahead, digests=self._digests, known=known)
@@ -56,7 +55,7 @@ class RequestDecoder:
 
     async def body(self, tenant: str, body: bytes, read: Callable[[bytes], T]) -> T:
         """Decode a request's body with ``read``."""
-        if len(body) <= _LARGE_BYTES:
+        if len(body) <= LARGE_BYTES:
             return read(requests.require_body(body))
         with self._counted(tenant, len(body)):
             return await self.in_thread(tenant, lambda: read(requests.require_body(body)))
@@ -82,6 +81,6 @@ class RequestDecoder:
 def _with_items(read: ReadCreate, digests: bool, known: Known, body: bytes) -> CreateRequest:
     """Decode a create request; of a large one, its items too, which are otherwise decoded on first use."""
     request = read(body, known)
-    if len(body) > _LARGE_BYTES:
+    if len(body) > LARGE_BYTES:
         request.read_ahead(digests=digests, known=known)
     return request

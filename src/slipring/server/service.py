@@ -11,7 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from msgspec import UNSET
 
@@ -37,7 +37,6 @@ from slipring.server.access.auth import Caller, Keyring
 from slipring.server.access.model_permissions import Permitted, Selection
 from slipring.server.access.quotas import Quotas
 from slipring.server.access.seal_keys import KeyedSeal, new_key
-from slipring.server.client_timers import ClientTimers
 from slipring.server.clock import clock, now, shared_now
 from slipring.server.cluster.parking import Parking
 from slipring.server.cluster.peers import Peers
@@ -307,3 +306,51 @@ class Service:
         while self.clients:
             self._idle.clear()
             await self._idle.wait()
+
+
+T = TypeVar("T")
+
+
+class ClientTimers(Generic[T]):
+    """One due time per client, rounded up to a second: a client is never returned before its time."""
+
+    __slots__ = ("_bucket_of", "_buckets")
+
+    def __init__(self) -> None:
+        self._buckets: dict[int, dict[T, None]] = {}
+        self._bucket_of: dict[T, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._bucket_of)
+
+    def set(self, client: T, due: float) -> None:
+        """Set a client's due time, replacing the one set before; infinity removes it."""
+        self.remove(client)
+        if due == math.inf:
+            return
+        number = math.ceil(due)
+        self._bucket_of[client] = number
+        self._buckets.setdefault(number, {})[client] = None
+
+    def advance(self, client: T, due: float) -> None:
+        """Set a client's due time, unless it is due earlier already."""
+        if (number := self._bucket_of.get(client)) is None or number > due + 1:
+            self.set(client, due)
+
+    def remove(self, client: T) -> None:
+        """Remove a client's due time, if it has one."""
+        number = self._bucket_of.pop(client, None)
+        if number is None:
+            return
+        bucket = self._buckets[number]
+        del bucket[client]
+        if not bucket:
+            del self._buckets[number]
+
+    def take_due(self, now: float) -> list[T]:
+        """Remove and return the clients that are due, the earliest first."""
+        due = sorted(number for number in self._buckets if number <= now)
+        clients = [client for number in due for client in self._buckets.pop(number)]
+        for client in clients:
+            del self._bucket_of[client]
+        return clients

@@ -25,6 +25,7 @@ from slipring.stores.databases.database import (
     UniqueViolated,
     until_known,
 )
+from slipring.stores.pictures import Detached, Pictures, unpack_one, used_by_item
 from slipring.stores.pruning import Expiry
 
 
@@ -188,14 +189,15 @@ RETURNING id
 """
 
 _metadata = msgspec.json.Decoder(dict[str, str])
-_item = msgspec.msgpack.Decoder(Item)
-_pack = msgspec.msgpack.Encoder().encode
 
 
-def append_statements(tenant: str, response_id: str, appended: Appended) -> list[Statement]:
-    """Return the statements that add a response's items to its conversation, for use in a larger write."""
+def append_statements(
+    tenant: str, response_id: str, appended: Appended, detached: Detached
+) -> list[Statement]:
+    """Return the statements that add a response's items to its conversation, for use in a larger write.
+    ``detached`` gets their pictures."""
     args = (tenant, appended.conversation_id, appended.version, response_id, len(appended.items))
-    inserts = _insert(tenant, appended.conversation_id, appended.items, appended.spare_ids)
+    inserts = _insert(tenant, appended.conversation_id, appended.items, detached, appended.spare_ids)
     return [Statement(_ADVANCE, args), *inserts]
 
 
@@ -217,21 +219,20 @@ def _insert(
     tenant: str,
     conversation_id: str,
     items: Sequence[Item],
+    detached: Detached,
     spare_ids: Mapping[int, str] = MappingProxyType({}),
 ) -> list[Statement]:
-    statements = []
+    statements, uses = [], []
     for number, item in enumerate(items):
-        args = (tenant, conversation_id, len(items) - number, item.id, _pack(item))
+        own = Detached()
+        args = (tenant, conversation_id, len(items) - number, item.id, own.pack_one(item))
         spare = spare_ids.get(number)
+        uses += used_by_item(tenant, conversation_id, (item.id, spare), own)
+        detached.found |= own.found
         statements.append(
             Statement(_INSERT_ITEM, args) if spare is None else Statement(_INSERT_SPARED_ITEM, (*args, spare))
         )
-    return statements
-
-
-def _unpack(item_id: str, data: bytes) -> Item:
-    """Decode an item, which has its spare id if another one has its own."""
-    return with_id(_item.decode(data), item_id)
+    return statements + uses
 
 
 def _read(row: Row) -> Conversation:
@@ -239,23 +240,25 @@ def _read(row: Row) -> Conversation:
 
 
 class Conversations:
-    def __init__(self, database: Database, expiry: Expiry) -> None:
+    def __init__(self, database: Database, expiry: Expiry, pictures: Pictures) -> None:
         self._database = database
         self._expiry = expiry
+        self._pictures = pictures
 
     async def create(self, tenant: str, conversation: Conversation, items: Sequence[Item]) -> None:
         """Create a conversation with these items, each of which must have an id."""
         metadata = wire.encode(conversation.metadata)
         args = (tenant, conversation.id, conversation.created_at, metadata, len(items))
-        statements = [Statement(_CREATE, args), *_insert(tenant, conversation.id, items)]
+        detached = Detached()
+        statements = [Statement(_CREATE, args), *_insert(tenant, conversation.id, items, detached)]
         try:
-            await self._database.write(*statements)
+            await self._pictures.write(tenant, detached, *statements)
         except OutcomeUnknown:
 
             async def again() -> None:
                 # The id is this request's own. The insert waits for an attempt that is still committing.
                 with suppress(UniqueViolated):
-                    await self._database.write(*statements)
+                    await self._pictures.write(tenant, detached, *statements)
 
             await until_known(again, "whether the conversation is stored")
 
@@ -278,10 +281,11 @@ class Conversations:
 
     async def add(self, tenant: str, conversation_id: str, items: Sequence[Item]) -> bool:
         """Add items to the end. False: there is no such conversation."""
-        grow = Statement(_GROW, (tenant, conversation_id, len(items)))
+        grow, detached = Statement(_GROW, (tenant, conversation_id, len(items))), Detached()
+        inserts = _insert(tenant, conversation_id, items, detached)
 
         async def write() -> bool:
-            grown, *_ = await self._database.write(grow, *_insert(tenant, conversation_id, items))
+            grown, *_ = await self._pictures.write(tenant, detached, grow, *inserts)
             return bool(grown)
 
         try:
@@ -293,20 +297,20 @@ class Conversations:
 
     async def append(self, tenant: str, response_id: str, appended: Appended) -> None:
         """Add the items of a response that is not stored. Does nothing if the conversation was deleted."""
-        statements = append_statements(tenant, response_id, appended)
+        detached = Detached()
+        statements = append_statements(tenant, response_id, appended, detached)
         try:
-            await self._database.write(*statements)
+            await self._pictures.write(tenant, detached, *statements)
         except OutcomeUnknown:
             guards = _unless_appended(tenant, response_id, appended)
             if not guards:
                 # What the first attempt has added must not be added by its spare id.
-                statements = append_statements(
-                    tenant, response_id, msgspec.structs.replace(appended, spare_ids={})
-                )
+                once = msgspec.structs.replace(appended, spare_ids={})
+                statements = append_statements(tenant, response_id, once, detached)
 
             async def again() -> None:
                 with suppress(RequiredRowMissing):
-                    await self._database.write(*guards, *statements)
+                    await self._pictures.write(tenant, detached, *guards, *statements)
 
             await until_known(again, "whether the conversation has the response's items")
 
@@ -328,16 +332,18 @@ class Conversations:
         rows = await self._database.read(sql, tenant, conversation_id, cursor, page.limit + 1)
         if not rows:
             return None
-        items = [_unpack(item_id, data) for item_id, data in rows if data is not None]
+        items = await self._unpacked(tenant, [row for row in rows if row[1] is not None])
         return items[: page.limit], len(items) > page.limit
 
     async def item(self, tenant: str, conversation_id: str, item_id: str) -> Item | None:
         rows = await self._database.read(_READ_ITEM, tenant, conversation_id, item_id)
-        return _unpack(item_id, rows[0][0]) if rows else None
+        items = await self._unpacked(tenant, [(item_id, data) for (data,) in rows])
+        return items[0] if items else None
 
     async def find_items(self, tenant: str, item_id: str) -> list[Item]:
         """Return the items with this id in any of the tenant's conversations: each once, and two at most."""
-        return [_unpack(item_id, data) for (data,) in await self._database.read(_FIND_ITEM, item_id, tenant)]
+        rows = await self._database.read(_FIND_ITEM, item_id, tenant)
+        return await self._unpacked(tenant, [(item_id, data) for (data,) in rows])
 
     async def delete_item(self, tenant: str, conversation_id: str, item_id: str) -> bool:
         args = (tenant, conversation_id, item_id)
@@ -354,10 +360,15 @@ class Conversations:
         if not rows:
             return None
         version, tip = rows[0][3:5]
-        added = tuple(_unpack(row[-2], row[-1]) for row in rows if row[-1] is not None)
-        return Thread(conversation=_read(rows[0]), version=version, tip=tip, added=added)
+        added = await self._unpacked(tenant, [row[-2:] for row in rows if row[-1] is not None])
+        return Thread(conversation=_read(rows[0]), version=version, tip=tip, added=tuple(added))
 
     async def all_items(self, tenant: str, conversation_id: str) -> tuple[Item, ...]:
         """Return all items, oldest first: needed when the tip cannot be loaded any more."""
         rows = await self._database.read(_ALL_ITEMS, tenant, conversation_id)
-        return tuple(_unpack(item_id, data) for item_id, data in rows)
+        return tuple(await self._unpacked(tenant, rows))
+
+    async def _unpacked(self, tenant: str, rows: Sequence[Row]) -> list[Item]:
+        """Decode items by their ids and data. An item has its spare id if another one has its own."""
+        pictures = await self._pictures.read(tenant, (data for _, data in rows))
+        return [with_id(unpack_one(data, pictures), item_id) for item_id, data in rows]

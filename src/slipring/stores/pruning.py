@@ -60,20 +60,25 @@ DELETE FROM slipring_heads WHERE tenant = $1 AND digest = $2 AND NOT EXISTS (
 )
 RETURNING 1
 """
-# The first head after the $3 that begin at ($1, $2), in the order of the primary key.
+# The first row after the $3 that begin at ($1, $2), in the order of the primary key.
 _NEXT_SLICE = """
-SELECT digest, tenant FROM slipring_heads WHERE (digest, tenant) >= ($1, $2)
+SELECT digest, tenant FROM {table} WHERE (digest, tenant) >= ($1, $2)
 ORDER BY digest, tenant LIMIT 1 OFFSET $3
 """
-_UNUSED_HEADS = """
-DELETE FROM slipring_heads WHERE (digest, tenant) >= ($1, $2) AND {before} NOT EXISTS (
-    SELECT 1 FROM slipring_responses AS user_of_it
-    WHERE user_of_it.tenant = slipring_heads.tenant AND user_of_it.head = slipring_heads.digest
+_UNUSED = """
+DELETE FROM {table} WHERE (digest, tenant) >= ($1, $2) AND {before} NOT EXISTS (
+    SELECT 1 FROM {users} AS user_of_it
+    WHERE user_of_it.tenant = {table}.tenant AND user_of_it.{digest} = {table}.digest
 )
 RETURNING 1
 """
-_UNUSED_HEADS_OF_SLICE = _UNUSED_HEADS.format(before="(digest, tenant) < ($3, $4) AND")
-_UNUSED_HEADS_OF_LAST_SLICE = _UNUSED_HEADS.format(before="")
+_UNUSED_PICTURES_OF_TENANT = """
+DELETE FROM slipring_pictures WHERE tenant = $1 AND NOT EXISTS (
+    SELECT 1 FROM slipring_picture_uses AS uses
+    WHERE uses.tenant = slipring_pictures.tenant AND uses.digest = slipring_pictures.digest
+)
+RETURNING 1
+"""
 _RUNS = """
 DELETE FROM slipring_runs WHERE (tenant, response_id) IN (
     SELECT tenant, response_id FROM slipring_runs
@@ -118,9 +123,23 @@ _NODES = "DELETE FROM slipring_nodes WHERE seen_at <= $1 RETURNING 1"
 _NODE_EXPIRY_S = 86_400.0
 """A node that has not announced itself for this long is removed: a restarted one has a new id."""
 _MAX_ATTEMPTS = 3
-_HEADS_PER_ROW = 10
-"""Heads that are looked at for each row that may be removed."""
-_FIRST_HEAD: Row = (b"", "")
+_LOOKED_AT_PER_ROW = 10
+"""Heads and pictures that are looked at for each row that may be removed."""
+_FIRST: Row = (b"", "")
+
+
+class _Slices:
+    """Rows that others use by their digest. Those that no row uses are found by looking through all, one
+    slice after the other."""
+
+    def __init__(self, table: str, users: str, digest: str) -> None:
+        """``digest``: the column in which ``users`` name them."""
+        self.next_slice = _NEXT_SLICE.format(table=table)
+        self.unused, self.unused_of_last = (
+            _UNUSED.format(table=table, users=users, digest=digest, before=before)
+            for before in ("(digest, tenant) < ($3, $4) AND", "")
+        )
+        self.start = _FIRST
 
 
 class Pruning:
@@ -128,7 +147,8 @@ class Pruning:
 
     A head is removed with the last response that has it. Heads that stayed, because a process died in between
     or because a response was deleted by itself, are found by looking through all heads, one slice after the
-    other: the work of one round does not grow with their number.
+    other: the work of one round does not grow with their number. Pictures that no row uses any more are all
+    found so.
     """
 
     def __init__(self, database: Database, *, max_bytes: float, tenant_max_bytes: float) -> None:
@@ -136,13 +156,15 @@ class Pruning:
         self._database = database
         self._max_bytes = max_bytes
         self._tenant_max_bytes = tenant_max_bytes
-        self._next_head = _FIRST_HEAD
+        self._heads = _Slices("slipring_heads", "slipring_responses", "head")
+        self._pictures = _Slices("slipring_pictures", "slipring_picture_uses", "digest")
 
     async def prune(self, now: float, limit: int) -> int:
         """Remove at most ``limit`` rows of each kind; return how many were removed."""
         return (
             await self._remove_chains(Statement(_EXPIRED, (int(now), limit, limit)))
-            + await self._remove_unused_heads(_HEADS_PER_ROW * limit)
+            + await self._remove_unused(self._heads, _LOOKED_AT_PER_ROW * limit)
+            + await self._remove_unused(self._pictures, _LOOKED_AT_PER_ROW * limit)
             + await self._count_removed(Statement(_RUNS, (int(now), limit)))
             + await self._count_removed(Statement(_APPROVALS, (int(now), limit)))
             + await self._count_removed(Statement(_DELETED_ITEMS, (int(now), limit)))
@@ -180,12 +202,14 @@ class Pruning:
         return None
 
     async def _remove_oldest(self, tenant: str, count: int, limit: int) -> int:
-        """Remove ``count`` finished runs of a tenant; if it has none, chains; if it has none, conversations.
+        """Remove pictures of a tenant that no row uses; if there are none, ``count`` finished runs, else
+        chains, else conversations.
 
-        Runs go first, because their responses are stored separately.
+        Runs go before chains, because their responses are stored separately.
         """
         return (
-            await self._count_removed(Statement(_OLDEST_RUNS, (tenant, count)))
+            await self._count_removed(Statement(_UNUSED_PICTURES_OF_TENANT, (tenant,)))
+            or await self._count_removed(Statement(_OLDEST_RUNS, (tenant, count)))
             or await self._remove_chains(Statement(_OLDEST, (NEVER, limit, count, tenant)))
             or await self._count_removed(Statement(_OLDEST_CONVERSATIONS, (tenant, count)))
         )
@@ -198,15 +222,15 @@ class Pruning:
         """Remove those of these heads, given by tenant and digest, that no response has."""
         return sum([await self._count_removed(Statement(_UNUSED_HEAD, head)) for head in heads])
 
-    async def _remove_unused_heads(self, count: int) -> int:
-        """Look at the next ``count`` heads; remove those that no response has."""
-        start = self._next_head
-        following = await self._database.read(_NEXT_SLICE, *start, count)
+    async def _remove_unused(self, rows: _Slices, count: int) -> int:
+        """Look at the next ``count`` rows; remove those that no other row uses."""
+        start = rows.start
+        following = await self._database.read(rows.next_slice, *start, count)
         if not following:
-            self._next_head = _FIRST_HEAD
-            return await self._count_removed(Statement(_UNUSED_HEADS_OF_LAST_SLICE, start))
-        digest, tenant = self._next_head = following[0]
-        return await self._count_removed(Statement(_UNUSED_HEADS_OF_SLICE, (*start, digest, tenant)))
+            rows.start = _FIRST
+            return await self._count_removed(Statement(rows.unused_of_last, start))
+        digest, tenant = rows.start = following[0]
+        return await self._count_removed(Statement(rows.unused, (*start, digest, tenant)))
 
     async def _count_removed(self, statement: Statement) -> int:
         return len(await self._remove(statement))

@@ -4,8 +4,9 @@ A row holds only what its response adds to its parent. When a chain is decoded, 
 its parent is the same object, so that a loaded chain takes as much memory as one that was generated here.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from hashlib import blake2b
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -20,11 +21,11 @@ from slipring.protocol.items import Item
 from slipring.protocol.requests import TextFormat
 from slipring.protocol.responses import Response
 from slipring.protocol.tools import CallableTool, Toolset
+from slipring.stores.pictures import Detached, unpack
 
 _NO_CARRY = Carry()
 _DIGEST_BYTES = 16
 
-_items = msgspec.msgpack.Decoder(tuple[Item, ...])
 _pack = msgspec.msgpack.Encoder().encode
 _response = msgspec.json.Decoder(Response)
 _verdicts = msgspec.msgpack.Decoder(NodeVerdicts)
@@ -42,6 +43,7 @@ class _CarryDelta(Struct):
     approvals: dict[str, Approval] | UnsetType = UNSET
     answered: dict[str, bool] | UnsetType = UNSET
     """Without those of the parent, which stay."""
+    pictures: int | UnsetType = UNSET
 
 
 _carry = msgspec.json.Decoder(_CarryDelta)
@@ -102,10 +104,6 @@ def pack_items(items: Iterable[Item]) -> bytes:
     return _pack(tuple(items))
 
 
-def unpack_items(data: bytes) -> tuple[Item, ...]:
-    return _items.decode(data)
-
-
 def pack_response(response: Response) -> bytes:
     """Encode the response object without its head and output, which have their own columns."""
     return wire.encode(structs.replace(response, instructions=wire.NULL, tools=wire.NULL, output=[]))
@@ -156,25 +154,30 @@ def unpack_verdicts(data: bytes | None) -> NodeVerdicts | None:
     return None if data is None else _verdicts.decode(data)
 
 
-def record(state: ResponseState, positions: Positions | None) -> Record:
-    """Return the record that a query would read for this state."""
+def record(
+    state: ResponseState,
+    positions: Positions | None,
+    pack: Callable[[Iterable[Item]], bytes] = pack_items,
+) -> Record:
+    """Return the record that a query would read for this state, its items packed by ``pack``."""
     parent = state.parent
     return Record(
         id=state.id,
         head=state.head.digest,
         response=pack_response(state.response),
-        input=pack_items(state.input),
-        output=pack_items(state.output),
+        input=pack(state.input),
+        output=pack(state.output),
         carry=pack_carry(state.carry, parent.carry if parent is not None else None),
         position=_pack_position(state, positions),
         verdicts=pack_verdicts(state.verdicts),
     )
 
 
-def columns(state: ResponseState, positions: Positions | None) -> tuple[Any, ...]:
-    """Return the values of a row that follow ``expires_at``, from ``parent_id`` on."""
+def columns(state: ResponseState, positions: Positions | None, detached: Detached) -> tuple[Any, ...]:
+    """Return the values of a row that follow ``expires_at``, from ``parent_id`` on. ``detached`` gets the
+    pictures of its items."""
     response, parent_id = state.response, state.parent.id if state.parent is not None else None
-    own = structs.astuple(record(state, positions))
+    own = structs.astuple(record(state, positions, detached.pack))
     return (parent_id, response.status, response.model, response.created_at, *own[1:])
 
 
@@ -185,10 +188,14 @@ def _pack_position(state: ResponseState, positions: Positions | None) -> bytes |
 
 
 def rebuild(
-    record: Record, parent: ResponseState | None, head: Head, positions: Positions | None
+    record: Record,
+    parent: ResponseState | None,
+    head: Head,
+    positions: Positions | None,
+    pictures: Mapping[bytes, bytes] = MappingProxyType({}),
 ) -> ResponseState:
-    """Decode a record into the state that continues ``parent``."""
-    output = unpack_items(record.output)
+    """Decode a record into the state that continues ``parent``. ``pictures``: those that its items lack."""
+    output = unpack(record.output, pictures)
     position: Position | None = None
     if record.position is not None and positions is not None:
         before = parent.position if parent is not None else None
@@ -197,7 +204,7 @@ def rebuild(
         response=unpack_response(record.response, head, output),
         parent=parent,
         head=head,
-        input=unpack_items(record.input),
+        input=unpack(record.input, pictures),
         output=output,
         carry=unpack_carry(record.carry, parent.carry if parent is not None else None),
         position=position,

@@ -32,6 +32,7 @@ from slipring.stores.databases.database import (
     Statement,
     until_known,
 )
+from slipring.stores.pictures import Detached, Pictures, unpack, used_by_response
 from slipring.stores.pruning import Expiry
 from slipring.stores.response_rows import Record
 from slipring.stores.runs import Lease, LeaseLost, require_lease
@@ -161,12 +162,18 @@ class Responses:
     """Stored responses and their chains."""
 
     def __init__(
-        self, database: Database, recent: RecentStates, expiry: Expiry, positions: Positions | None
+        self,
+        database: Database,
+        recent: RecentStates,
+        expiry: Expiry,
+        positions: Positions | None,
+        pictures: Pictures,
     ) -> None:
         self._database = database
         self._recent = recent
         self._expiry = expiry
         self._positions = positions
+        self._pictures = pictures
 
     async def save(
         self,
@@ -181,12 +188,11 @@ class Responses:
         Ancestors with ``store: false`` are stored too, but cannot be found by their ids. Raises
         ``LeaseLost``, and stores nothing, if ``lease`` has ended.
         """
-        after = append_statements(tenant, state.id, appended) if appended is not None else []
         before = [require_lease(lease)] if lease is not None else []
         try:
-            await self._save(tenant, state, before, after)
+            await self._save(tenant, state, before, appended)
         except OutcomeUnknown:
-            await self._save_if_missing(tenant, state, before, after)
+            await self._save_if_missing(tenant, state, before, appended)
         except RequiredRowMissing:
             raise LeaseLost(state.id) from None
         self._recent.remember(tenant, state)
@@ -219,7 +225,8 @@ class Responses:
             return None
         response, output, instructions, tools = rows[0]
         head = response_rows.read_head(instructions, tools)
-        return response_rows.unpack_response(response, head, response_rows.unpack_items(output))
+        items = unpack(output, await self._pictures.read(tenant, [output]))
+        return response_rows.unpack_response(response, head, items)
 
     async def load_items(self, tenant: str, wanted_ids: Iterable[str]) -> dict[str, Item]:
         """Return the items of stored responses to which the server gave these ids, by id. Unknown ids are
@@ -232,8 +239,9 @@ class Responses:
         found: dict[str, Item] = {}
         for response_id, places in wanted.items():
             rows = await self._database.read(_ITEMS, tenant, response_id, self._expiry.now())
-            for packed_input, packed_output in rows:
-                found |= _pick(response_id, places, packed_input, packed_output)
+            for packed in rows:
+                pictures = await self._pictures.read(tenant, packed)
+                found |= _pick(response_id, places, *(unpack(each, pictures) for each in packed))
         return found
 
     async def load_named(self, tenant: str, item_id: str) -> list[Item]:
@@ -243,7 +251,8 @@ class Responses:
         found: list[Item] = []
         for digest, response_id in named:
             for packed in await self._database.read(_ITEMS, tenant, response_id, now):
-                items = chain.from_iterable(map(response_rows.unpack_items, packed))
+                pictures = await self._pictures.read(tenant, packed)
+                items = chain.from_iterable(unpack(each, pictures) for each in packed)
                 found.append(response_rows.named_item(items, item_id, digest))
         return found
 
@@ -269,7 +278,7 @@ class Responses:
         tenant: str,
         state: ResponseState,
         before: list[Statement],
-        after: list[Statement],
+        appended: Appended | None,
         *,
         must_be_new: bool = False,
     ) -> None:
@@ -277,14 +286,19 @@ class Responses:
 
         ``must_be_new``: raise ``RequiredRowMissing``, and write nothing, if it was saved before.
         """
-        own = self._insert(tenant, state, must_be_new=must_be_new)
+        detached = Detached()
+        own = self._insert(tenant, state, detached, must_be_new=must_be_new)
+        after = append_statements(tenant, state.id, appended, detached) if appended is not None else []
         ancestors, attempts_left = 0, _MAX_ATTEMPTS
         while True:
-            lineage = self._insert_ancestors(tenant, state, ancestors)
+            lineage = self._insert_ancestors(tenant, state, ancestors, detached)
+            pictures = self._pictures.inserts(tenant, detached)
             try:
-                await self._database.write(*before, *lineage, *own, *after)
+                await self._database.write(*before, *pictures, *lineage, *own, *after)
+                self._pictures.stored(tenant, detached)
                 return
             except ForeignKeyViolated:
+                self._pictures.forget(tenant, detached)
                 # The parent has no row: it had store: false, or was removed. Doubling finds out how many
                 # ancestors are missing; if it fails with all of them, another transaction is removing them.
                 if ancestors >= state.depth:
@@ -294,7 +308,7 @@ class Responses:
                 ancestors = max(1, 2 * ancestors)
 
     async def _save_if_missing(
-        self, tenant: str, state: ResponseState, before: list[Statement], after: list[Statement]
+        self, tenant: str, state: ResponseState, before: list[Statement], appended: Appended | None
     ) -> None:
         """Save a response again whose save may have been committed: exactly one of the two takes effect.
 
@@ -304,7 +318,7 @@ class Responses:
 
         async def again() -> None:
             try:
-                await self._save(tenant, state, before, after, must_be_new=True)
+                await self._save(tenant, state, before, appended, must_be_new=True)
             except RequiredRowMissing:
                 # It was saved, or the run has been taken over.
                 if not await self._database.read(_EXISTS, tenant, state.id, self._expiry.now()):
@@ -312,9 +326,12 @@ class Responses:
 
         await until_known(again, "whether the response is stored")
 
-    def _insert(self, tenant: str, state: ResponseState, *, must_be_new: bool) -> list[Statement]:
+    def _insert(
+        self, tenant: str, state: ResponseState, detached: Detached, *, must_be_new: bool
+    ) -> list[Statement]:
+        """Return statements that insert a response. ``detached`` gets its pictures."""
         expires_at = self._expiry.expires_at(state.response.created_at)
-        columns = response_rows.columns(state, self._positions)
+        columns = response_rows.columns(state, self._positions, detached)
         insert = Statement(_INSERT, (tenant, state.id, expires_at, *columns), requires_row=must_be_new)
         statements = [insert]
         names = response_rows.names(state)
@@ -322,10 +339,13 @@ class Responses:
             statements.append(Statement(_INSERT_NAMES, (tenant, state.id, len(names), b"".join(names))))
         if state.parent is None or state.parent.head is not state.head:
             statements.insert(0, _head(tenant, state.head))
-        return statements
+        return statements + used_by_response(tenant, state.id, detached)
 
-    def _insert_ancestors(self, tenant: str, state: ResponseState, count: int) -> list[Statement]:
-        """Return statements that insert the nearest ``count`` ancestors, oldest first, unless they exist."""
+    def _insert_ancestors(
+        self, tenant: str, state: ResponseState, count: int, detached: Detached
+    ) -> list[Statement]:
+        """Return statements that insert the nearest ``count`` ancestors, oldest first, unless they exist.
+        ``detached`` gets their pictures."""
         nodes: list[ResponseState] = []
         node = state.parent
         while node is not None and len(nodes) < count:
@@ -337,8 +357,11 @@ class Responses:
             if node.head is not head:
                 head = node.head
                 statements.append(_head(tenant, head))
-            columns = response_rows.columns(node, self._positions)
+            own = Detached()
+            columns = response_rows.columns(node, self._positions, own)
             statements.append(Statement(_INSERT_HIDDEN, (tenant, node.id, *columns)))
+            statements += used_by_response(tenant, node.id, own)
+            detached.found |= own.found
         return statements
 
     async def _assemble(self, tenant: str, rows: list[Row]) -> ResponseState:
@@ -346,6 +369,7 @@ class Responses:
         texts = {row[1]: (row[8], row[9]) for row in rows if row[9] is not None}
         heads: dict[bytes, Head] = {}
         state, start = self._newest_cached(tenant, rows)
+        pictures = await self._pictures.read(tenant, (packed for row in rows[start:] for packed in row[3:5]))
         if state is not None:
             heads[rows[start - 1][1]] = state.head
         for number, row in enumerate(rows[start:], 1):
@@ -355,7 +379,7 @@ class Responses:
                 previous = state.head if state is not None else None
                 instructions, tools = texts[record.head]
                 head = heads[record.head] = response_rows.read_head(instructions, tools, previous)
-            state = response_rows.rebuild(record, state, head, self._positions)
+            state = response_rows.rebuild(record, state, head, self._positions, pictures)
             if number % _YIELD_EVERY == 0:
                 await asyncio.sleep(0)
         assert state is not None
@@ -375,11 +399,11 @@ def _head(tenant: str, head: Head) -> Statement:
 
 
 def _pick(
-    response_id: str, places: dict[str, Place], packed_input: bytes, packed_output: bytes
+    response_id: str, places: dict[str, Place], input: tuple[Item, ...], output: tuple[Item, ...]
 ) -> dict[str, Item]:
     """Return the items at these places, by id. A place whose item has another id is left out."""
     found: dict[str, Item] = {}
-    items = {True: response_rows.unpack_items(packed_input), False: response_rows.unpack_items(packed_output)}
+    items = {True: input, False: output}
     for item_id, place in places.items():
         candidates = items[place.of_input]
         if not 0 <= place.index < len(candidates):

@@ -16,6 +16,7 @@ from slipring.protocol.items import Item
 from slipring.protocol.responses import Response, Status
 from slipring.stores import response_rows
 from slipring.stores.databases.database import Database, RequiredRowMissing, Statement
+from slipring.stores.pictures import Detached, Pictures, unpack, used_by_run
 from slipring.stores.pruning import Expiry
 
 
@@ -185,15 +186,19 @@ def _insert(
     return [Statement(sql, (tenant, response_id, event.sequence_number, event.data)) for event in events]
 
 
-def _begin(tenant: str, response: Response, beginning: Beginning | None) -> list[Statement]:
-    """Return the statements that keep what an open run began with, or drop it because the run has ended."""
+def _begin(
+    tenant: str, response: Response, beginning: Beginning | None, detached: Detached
+) -> list[Statement]:
+    """Return the statements that keep what an open run began with, or drop it because the run has ended.
+    ``detached`` gets its pictures."""
     if response.status not in _OPEN_STATUSES:
         return [Statement(_DELETE_BEGINNING, (tenant, response.id))]
     if beginning is None:
         return []
     key = (tenant, response.id, beginning.parent_id, int(beginning.is_upstream))
-    head, packed = response_rows.head_columns(beginning.head), response_rows.pack_items(beginning.input)
-    return [Statement(_INSERT_BEGINNING, (*key, *head, packed))]
+    head, packed = response_rows.head_columns(beginning.head), detached.pack(beginning.input)
+    inserted = Statement(_INSERT_BEGINNING, (*key, *head, packed))
+    return [inserted, *used_by_run(tenant, response.id, detached)]
 
 
 def _newest(events: Sequence[RunEvent]) -> int:
@@ -206,9 +211,10 @@ class Runs:
     A run that has ended is gone when its retention is over. An open run is kept until it ends.
     """
 
-    def __init__(self, database: Database, expiry: Expiry) -> None:
+    def __init__(self, database: Database, expiry: Expiry, pictures: Pictures) -> None:
         self._database = database
         self._expiry = expiry
+        self._pictures = pictures
 
     async def open(
         self,
@@ -225,8 +231,9 @@ class Runs:
         expires_at = self._expiry.expires_at(response.created_at)
         args = (tenant, response.id, response.status, owner, _FIRST_EPOCH, float(lease_until))
         opened = Statement(_OPEN, (*args, _newest(events), wire.encode(response), expires_at))
-        begun = _begin(tenant, response, beginning)
-        await self._database.write(opened, *_insert(tenant, response.id, events), *begun)
+        detached = Detached()
+        begun = _begin(tenant, response, beginning, detached)
+        await self._pictures.write(tenant, detached, opened, *_insert(tenant, response.id, events), *begun)
         return Lease(tenant, response.id, owner, _FIRST_EPOCH)
 
     async def append(
@@ -251,9 +258,9 @@ class Runs:
         inserts = _insert(lease.tenant, lease.response_id, events, _APPEND_EVENT)
         unsaved = self._unsaved(lease.tenant, response)
         try:
-            await self._database.write(
-                appended, *unsaved, *inserts, *_begin(lease.tenant, response, beginning)
-            )
+            detached = Detached()
+            begun = _begin(lease.tenant, response, beginning, detached)
+            await self._pictures.write(lease.tenant, detached, appended, *unsaved, *inserts, *begun)
         except RequiredRowMissing:
             raise LeaseLost(lease.response_id) from None
 
@@ -277,7 +284,8 @@ class Runs:
             return None
         parent_id, is_upstream, instructions, tools, packed = rows[0]
         head = response_rows.read_head(instructions, tools)
-        return Beginning(parent_id, head, response_rows.unpack_items(packed), bool(is_upstream))
+        items = unpack(packed, await self._pictures.read(tenant, [packed]))
+        return Beginning(parent_id, head, items, bool(is_upstream))
 
     async def events(self, tenant: str, response_id: str, *, after: int, limit: int) -> list[RunEvent]:
         """Return up to ``limit`` events with a sequence number above ``after``, in order."""
@@ -311,7 +319,9 @@ class Runs:
         unsaved = self._unsaved(run.tenant, response)
         try:
             inserts = _insert(run.tenant, run.response_id, [event])
-            await self._database.write(ended, *unsaved, *inserts, *_begin(run.tenant, response, None))
+            await self._database.write(
+                ended, *unsaved, *inserts, *_begin(run.tenant, response, None, Detached())
+            )
         except RequiredRowMissing:
             return False
         return True

@@ -10,6 +10,7 @@ from slipring.stores.cluster import Cluster
 from slipring.stores.conversations import Conversations
 from slipring.stores.databases.database import Database
 from slipring.stores.keys import Keys
+from slipring.stores.pictures import Pictures
 from slipring.stores.pruning import Expiry, Pruning
 from slipring.stores.responses import RecentStates, Responses
 from slipring.stores.runs import Runs
@@ -42,9 +43,10 @@ class Store:
         self._database = database
         self._pruning = Pruning(database, max_bytes=max_bytes, tenant_max_bytes=tenant_max_bytes)
         expiry = Expiry(retention_s, clock)
-        self.responses = Responses(database, RecentStates(recent_bytes), expiry, positions)
-        self.conversations = Conversations(database, expiry)
-        self.runs = Runs(database, expiry)
+        pictures = Pictures(database)
+        self.responses = Responses(database, RecentStates(recent_bytes), expiry, positions, pictures)
+        self.conversations = Conversations(database, expiry, pictures)
+        self.runs = Runs(database, expiry, pictures)
         self.approvals = Approvals(database, expiry)
         self.keys = Keys(database)
         self.cluster = Cluster(database)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from slipring.base.errors import InvalidRequest
 from slipring.stores.databases.database import Database, Statement, UniqueViolated
 from slipring.stores.pruning import Expiry
 
@@ -15,8 +16,8 @@ class Approvals:
         self._database = database
         self._expiry = expiry
 
-    async def claim(self, tenant: str, approval_ids: Sequence[str]) -> bool:
-        """Use approvals, all or none. False: one of them was used before, by whichever node.
+    async def claim(self, tenant: str, approval_ids: Sequence[str]) -> None:
+        """Use approvals, all or none. Raises ``InvalidRequest`` if one of them was used before, by any node.
 
         Claims are kept as long as stored responses are.
         """
@@ -26,5 +27,6 @@ class Approvals:
         try:
             await self._database.write(*(Statement(_CLAIM, (tenant, each, expires_at)) for each in ordered))
         except UniqueViolated:
-            return False
-        return True
+            raise InvalidRequest.at(
+                "input", "an approval has already been used. Each 'mcp_approval_request' can be approved once"
+            ) from None

@@ -198,13 +198,23 @@ async def _(stage: Stage) -> None:
     assert len(answered) == 2
 
 
-@claude_code.check("SSE", "a turn that a safety check blocks stays blocked, however it is tried again")
+@claude_code.check("SSE", "a turn that a safety check blocks is sent once")
 async def _(stage: Stage) -> None:
     flags = stage.blocking("xyzzy", before=True)
     async with stage.serve([say("Hi.")], flags=flags) as relay:
         ended = await _ask(stage, relay, "-p", "Say xyzzy")
-    assert "safety check 'words'" in ended.stdout, ended
-    assert {each.status for each in relay.exchanges if each.path.endswith("/messages")} == {400}
+    assert "The input was blocked by the safety check 'words'" in ended.stdout, ended
+    assert [each.status for each in relay.exchanges if each.path.endswith("/messages")] == [400]
+
+
+@claude_code.check("SSE", "a turn whose answer a safety check blocks is sent once")
+async def _(stage: Stage) -> None:
+    flags = stage.blocking("xyzzy", subjects=["answer"])
+    async with stage.serve([say("xyzzy")], [say("Hi.")], flags=flags) as relay:
+        ended = await _ask(stage, relay, "-p", "Say it")
+    assert "The answer was blocked by the safety check 'words'" in ended.stdout, ended
+    (turn,) = _turns(relay)
+    assert turn.answer[-1]["type"] == "error"
 
 
 @claude_code.check("SSE", "slipring launch claude")

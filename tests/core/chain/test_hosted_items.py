@@ -9,6 +9,8 @@ from slipring.core.chain import hosted_items
 from slipring.core.chain.state import Approval, Carry
 from slipring.protocol import wire
 from slipring.protocol.items import Item, in_context, read_item, user_message
+from slipring.protocol.pictures.item_pictures import image_count
+from tests.pictures import PIXEL
 
 CALL = {"type": "mcp_call", "server_label": "s", "name": "f", "arguments": "{}"}
 REQUEST = {"type": "mcp_approval_request", "server_label": "s", "name": "f", "arguments": "{}"}
@@ -59,6 +61,21 @@ def test_opening_again_changes_nothing() -> None:
     assert hosted_items.opened(opened) == opened
 
 
+def test_images_of_a_result_stay_with_the_item_that_was_opened_with_them() -> None:
+    shown = hosted_items.output_item("mcp_10000", "a", [PIXEL])
+    named = item(CALL, id="mcp_10000", output="a")
+    made = hosted_items.call_item("mcp_10000", "s", "f", "{}")
+    opened = hosted_items.opened((structs.replace(named, opened=(made, shown)), user_message("more")))
+    assert told(opened) == ["call mcp_10000", "output mcp_10000", "message"]
+    assert [image_count(each) for each in in_context(opened)] == [0, 1, 0]
+    assert hosted_items.opened(opened) == opened
+    approved = call("20000", "42", approval_request_id="mcpr_10000_tag")
+    shown = hosted_items.output_item("mcpr_10000_tag", "42", [PIXEL])
+    known = structs.replace(approved, opened=(made, shown))
+    opened = hosted_items.opened((item(REQUEST, id="mcpr_10000_tag"), known))
+    assert [image_count(each) for each in in_context(opened)] == [0, 1]
+
+
 def test_an_item_leaves_outputs_of_its_old_context_behind() -> None:
     opened = hosted_items.opened((call("10000", "a"), message("so", "msg_1s0001")))
     assert hosted_items.opened(opened[1:]) == (message("so", "msg_1s0001"),)
@@ -84,7 +101,8 @@ def test_what_an_approved_call_returned_stands_where_it_was_approved() -> None:
     request, yes = item(REQUEST, id="mcpr_10000_tag"), answer("mcpr_10000_tag", approve=True)
     waiting = hosted_items.opened((request, yes, user_message("quick")))
     assert told(waiting) == ["call mcpr_10000_tag", "message"]
-    ended = hosted_items.opened((request, yes, user_message("quick")), {"mcpr_10000_tag": "42"})
+    results = {"mcpr_10000_tag": hosted_items.output_item("mcpr_10000_tag", "42")}
+    ended = hosted_items.opened((request, yes, user_message("quick")), results)
     assert told(ended) == ["call mcpr_10000_tag", "output mcpr_10000_tag", "message"]
     # Its item adds nothing more.
     approved = call("20000", "42", approval_request_id="mcpr_10000_tag")

@@ -158,7 +158,7 @@ def test_what_a_response_repeats_of_its_request_counts():
 
 def test_past_the_limit_the_largest_tenant_loses_what_it_used_longest_ago():
     one = OWN_BYTES + HEAD.size_bytes
-    known = KnownContexts(10.0, 3 * one)
+    known = KnownContexts(10.0, 3 * one + one // 2)
     for key in ("a", "b"):
         known.remember("large", context(key), 0.0)
     known.remember("small", context("c"), 0.0)

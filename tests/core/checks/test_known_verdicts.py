@@ -23,7 +23,7 @@ def test_of_an_item_that_no_check_flags_only_that_is_kept():
 
 
 def test_the_largest_tenant_loses_what_was_used_longest_ago():
-    known = KnownVerdicts(1000)
+    known = KnownVerdicts(1100)
     for number in range(3):
         known.remember("a", b"policy", b"%d" % number, PASSED)
     known.find("a", b"policy", b"0")

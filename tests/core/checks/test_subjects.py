@@ -11,6 +11,7 @@ from slipring.core.checks.subjects import called_names, is_models, subject_of, v
 from slipring.core.checks.verdicts import Subject
 from slipring.protocol.item_digests import content_digest
 from slipring.protocol.items import CARRIED_TYPES, SUPPORTED_TYPES, Item, read_item
+from tests.pictures import PIXEL
 
 CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": '{"x":1}'}
 
@@ -25,6 +26,8 @@ def name_of(call_id: str) -> str | None:
 
 TEXT = {"type": "input_text", "text": "hi"}
 IMAGE = {"type": "input_image", "image_url": "data:,"}
+ELSEWHERE = {"type": "input_image", "file_id": "f"}
+SHOT = {"type": "input_image", "image_url": PIXEL}
 TOOLS = [{"type": "function", "name": "g", "parameters": {}}]
 NOTHING = "left out"
 """Stands for a field that an item does not have."""
@@ -128,9 +131,21 @@ def items_of_all_types() -> Iterator[Item]:
         ({"type": "message", "role": "user", "content": "hi"}, Subject("input", "message", "hi", "user")),
         (
             {"type": "message", "role": "developer", "content": [TEXT, IMAGE, TEXT]},
-            Subject("input", "message", "hihi", "developer"),
+            Subject("input", "message", "hihi\n[image: not inspected]", "developer"),
         ),
-        ({"type": "message", "role": "user", "content": [IMAGE]}, None),
+        (
+            {"type": "message", "role": "user", "content": [IMAGE, ELSEWHERE]},
+            Subject("input", "message", "[image: not inspected]\n[image: not inspected]", role="user"),
+        ),
+        (
+            {"type": "function_call_output", "call_id": "c", "output": [TEXT, SHOT, ELSEWHERE]},
+            Subject(
+                "input",
+                "tool_output",
+                "hi\n[PNG picture, 1 × 1: not inspected]\n[image: not inspected]",
+                name="f",
+            ),
+        ),
         (
             {"type": "message", "role": "assistant", "content": "hi"},
             Subject("input", "answer", "hi", "assistant"),

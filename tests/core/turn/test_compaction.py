@@ -21,6 +21,7 @@ from tests.core.connection import (
     only_error,
     types,
 )
+from tests.pictures import PIXEL
 
 TRIGGER = {"type": "compaction_trigger"}
 MANAGED = [{"type": "compaction", "compact_threshold": 100}]
@@ -77,7 +78,7 @@ def test_a_context_that_is_certainly_short_is_not_counted() -> None:
         {"input": "x" * 4000},
         {"instructions": "x" * 4000},
         {"tools": [function("look", description="x" * 4000)]},
-        {"model": "able", "input": [message([{"type": "input_image", "image_url": "http://x/a.png"}])]},
+        {"model": "able", "input": [message([{"type": "input_image", "image_url": PIXEL}])]},
     ],
 )
 def test_a_context_that_may_be_long_is_counted(fields: Json) -> None:

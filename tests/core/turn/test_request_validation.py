@@ -6,6 +6,7 @@ import pytest
 
 from slipring.core.turn.request_validation import INCLUDABLE
 from tests.core.connection import Connection, call_output, message, only_error
+from tests.pictures import PIXEL
 
 UNSUPPORTED = {
     "prompt": {"prompt": {"id": "pmpt_1"}},
@@ -121,7 +122,7 @@ def test_settings_are_not_inherited():
 
 # Unsupported content.
 
-IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AA==", "detail": "auto"}
+IMAGE = {"type": "input_image", "image_url": PIXEL, "detail": "auto"}
 FILE = {"type": "input_file", "file_id": "file_1"}
 TEXT = {"type": "input_text", "text": "see"}
 
@@ -187,8 +188,12 @@ def test_escaped_letters_are_allowed_in_texts():
 @pytest.mark.parametrize("field", ["image_url", "file_id"])
 def test_screenshots_are_images(field):
     call = {"type": "computer_call", "call_id": "c", "actions": [{"type": "screenshot"}]}
-    screenshot = {"type": "computer_screenshot", field: "data:image/png;base64,"}
+    screenshot = {"type": "computer_screenshot", field: PIXEL}
     output = {"type": "computer_call_output", "call_id": "c", "output": screenshot}
-    assert Connection().respond(input=[call, output], model="able")["status"] == "completed"
+    if field == "image_url":
+        assert Connection().respond(input=[call, output], model="able")["status"] == "completed"
+    else:
+        error = only_error(Connection().create(input=[call, output], model="able"))["error"]
+        assert (error["code"], error["param"]) == ("unsupported_parameter", f"input[1].output.{field}")
     error = only_error(Connection().create(input=[call, output]))["error"]
     assert (error["code"], error["param"]) == ("unsupported_parameter", f"input[1].output.{field}")

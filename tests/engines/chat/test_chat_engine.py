@@ -33,9 +33,8 @@ from slipring.engines.chat.answer import ChatAnswer
 from slipring.engines.chat.engine import ChatEngine
 from slipring.engines.chat.messages import Writer
 from slipring.engines.chat.options import ChatOptions, read_options
-from slipring.engines.chat.request_body import Request, Written, write_request
+from slipring.engines.chat.request_body import EMPTY, Request, Written, toolbox, write_request
 from slipring.engines.chat.returned_fields import Details
-from slipring.engines.chat.tools import EMPTY, toolbox
 from slipring.engines.remote.admission_and_retries import Retryable
 from slipring.protocol.items import CALL_OF_OUTPUT, Item, short_id
 from slipring.protocol.tools import Offer, Toolset
@@ -43,6 +42,7 @@ from tests.core.connection import PLAIN
 from tests.engines.fakes.chat import FakeChatServer, Send
 from tests.engines.fakes.server import Call, HangUp, Refuse, Say, Stop, Think, started
 from tests.harness import WEATHER, Running, serve
+from tests.pictures import PIXEL
 from tests.prompts.test_rendering import ITEMS, after
 from tests.prompts.vocabulary import call, item, message, output
 
@@ -54,7 +54,7 @@ SHELL = {"type": "custom", "name": "shell", "description": "Runs", "format": GRA
 FILES = {"type": "namespace", "name": "files", "tools": [ADD, SHELL]}
 OPTIONS = ChatOptions(url="http://127.0.0.1:9/v1", model="m")
 WRITER = Writer()
-IMAGE = "data:image/png;base64,AAAA"
+IMAGE = PIXEL
 SCREENSHOT = {"type": "computer_screenshot"}
 
 
@@ -87,7 +87,7 @@ def body_of(job: Job, writer: Writer = WRITER, **options: Any) -> Json:
 
 
 def messages_of(*items: Item, writer: Writer = WRITER, **fields: Any) -> list[Json]:
-    messages: list[Json] = body_of(job(*items, **fields), writer, images=True)["messages"]
+    messages: list[Json] = body_of(job(*items, **fields), writer, images=True, image_urls=True)["messages"]
     return messages
 
 
@@ -204,6 +204,7 @@ def test_a_screenshot_that_cannot_be_sent_is_refused_by_name(field: str, images:
         ({"type": "input_image", "image_url": IMAGE}, "system", True),
         ({"type": "input_image", "file_id": "file-1"}, "user", True),
         ({"type": "input_image", "image_url": "ftp://example.com/a.png"}, "user", True),
+        ({"type": "input_image", "image_url": "https://example.com/a.png"}, "user", True),
         ({"type": "input_file", "file_id": "file-1"}, "user", True),
     ],
 )

@@ -32,7 +32,7 @@ OTHER = {"type": "function", "name": "other", "parameters": {"type": "object", "
 CHILD = """
 import sys
 import xllamacpp
-from slipring.engines.llama import child
+from slipring.engines.llama import child_program
 
 original = xllamacpp.CommonParams
 
@@ -44,7 +44,7 @@ def with_template():
 
 
 xllamacpp.CommonParams = with_template
-child.main()
+child_program.main()
 """
 
 

@@ -13,7 +13,7 @@ from slipring.core.chain.head import Head
 from slipring.engines.chat.messages import Writer
 from slipring.engines.chat.options import ChatOptions
 from slipring.engines.chat.position_codec import PositionCodec
-from slipring.engines.chat.request_body import Written
+from slipring.engines.chat.request_body import EMPTY, Written
 from slipring.engines.chat.returned_fields import (
     KeptFields,
     ReturnedAnswer,
@@ -21,7 +21,6 @@ from slipring.engines.chat.returned_fields import (
     StoredFields,
     linked,
 )
-from slipring.engines.chat.tools import EMPTY
 from tests.engines.fakes.chat import FakeChatServer, Send
 from tests.harness import WEATHER, Running, serve
 

@@ -9,7 +9,7 @@ both, the token that ends it included.
 """
 
 import asyncio
-from typing import Any
+from typing import Any, ClassVar
 
 from aiohttp import web
 
@@ -39,6 +39,8 @@ class FakeSglang(FakeTokenServer):
     """`--enable-streaming-session`"""
     has_session_cache = False
     """`--enable-session-radix-cache`"""
+    facts: ClassVar[dict[str, Any]] = {}
+    """What else ``/server_info`` says."""
     max_running_requests: int | None = None
     max_total_num_tokens: int | None = None
     bos: int | None = None
@@ -131,6 +133,7 @@ class FakeSglang(FakeTokenServer):
             "version": self.version,
             "grammar_backend": self.grammar_backend,
             "enable_streaming_session": self.has_sessions,
+            **self.facts,
             "enable_session_radix_cache": self.has_session_cache,
             "max_req_input_len": self.max_req_input_len,
             "max_total_num_tokens": self.max_total_num_tokens,

@@ -51,6 +51,10 @@ class Request:
     def outputs(self) -> int:
         return len(self.all_token_ids) - len(self.prompt_token_ids)
 
+    @property
+    def num_tokens(self) -> int:
+        return len(self.all_token_ids)
+
     def update_block_hashes(self) -> None:
         """The hash of a block stands for all tokens up to its end."""
         for end in range((len(self.block_hashes) + 1) * BLOCK, len(self.all_token_ids) + 1, BLOCK):

@@ -98,15 +98,17 @@ class FakeVllmWithSessions(FakeVllm):
             self.closed.put_nowait(first.session)
 
     async def _tell(self, request: web.Request) -> web.Response:
+        return web.json_response(self.told())
+
+    def told(self) -> dict[str, Any]:
+        """What the plugin says about itself."""
         limits = self.sessions.limits
-        return web.json_response(
-            {
-                "most_sessions": limits.sessions,
-                "most_tokens": limits.tokens,
-                "refused": limits.refused,
-                "whole": limits.whole,
-            }
-        )
+        return {
+            "most_sessions": limits.sessions,
+            "most_tokens": limits.tokens,
+            "refused": limits.refused,
+            "whole": limits.whole,
+        }
 
     async def _run(self, request: web.Request) -> web.StreamResponse:
         raw = await request.read()

@@ -10,8 +10,7 @@ import pytest
 
 from slipring.core.chain.head import Head
 from slipring.engines.responses.options import ResponsesOptions
-from slipring.engines.responses.position_codec import PositionCodec
-from slipring.engines.responses.positions import KeptStep, Position
+from slipring.engines.responses.positions import KeptStep, Position, PositionCodec
 from tests.engines.fakes.responses import FakeResponsesServer
 from tests.engines.fakes.server import Call, Refuse, Say, Stop, Think, in_front_of
 from tests.harness import TERMINAL, WEATHER, Socket, serve

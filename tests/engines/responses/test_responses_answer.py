@@ -31,7 +31,7 @@ from slipring.core.generation import (
 from slipring.engines.remote.admission_and_retries import Retryable
 from slipring.engines.responses.answer import ResponsesAnswer
 from slipring.engines.responses.events import decode_event
-from slipring.engines.responses.faults import ContextLost, LanesUnsupported
+from slipring.engines.responses.reported_errors import ContextLost, LanesUnsupported
 from slipring.protocol import events, wire
 from slipring.protocol.items import Item
 from slipring.protocol.responses import Logprob, TopLogprob

@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec import Raw
 
-from slipring.engines.responses.tools import client_tools
+from slipring.engines.responses.request_body import client_tools
 from slipring.protocol.tools import Toolset
 
 ADD = {"name": "add", "input_schema": {"type": "object"}, "description": "Adds."}

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import aiohttp
 import pytest
 
-from slipring.engines.responses.faults import ContextLost
+from slipring.engines.responses.reported_errors import ContextLost
 from slipring.engines.responses.sockets import Socket
 from tests.server.raw import until
 

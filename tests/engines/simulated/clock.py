@@ -19,7 +19,12 @@ class Clock:
         self._oversleeps_s = oversleeps_s
         loop = asyncio.get_running_loop()
         self._call_soon = loop.call_soon
-        mine = SimpleNamespace(time=lambda: self.now_s, call_at=self._call_at, call_soon=loop.call_soon)
+        mine = SimpleNamespace(
+            time=lambda: self.now_s,
+            call_at=self._call_at,
+            call_soon=loop.call_soon,
+            create_future=loop.create_future,
+        )
         monkeypatch.setattr(
             pace, "asyncio", SimpleNamespace(sleep=self._sleep, get_running_loop=lambda: mine)
         )

@@ -23,6 +23,7 @@ from slipring.protocol.tools import Offer
 from tests.engines.emitting import deltas_of
 from tests.engines.simulated.clock import Clock
 from tests.harness import WEATHER, Socket, serve
+from tests.pictures import PIXEL
 from tests.prompts.test_rendering import after
 from tests.prompts.vocabulary import item
 
@@ -189,7 +190,7 @@ async def test_a_warmup_counts_and_emits_nothing() -> None:
 
 async def test_images_and_files_are_accepted(socket: Socket) -> None:
     content = [
-        {"type": "input_image", "image_url": "https://example.com/a.png"},
+        {"type": "input_image", "image_url": PIXEL},
         {"type": "input_file", "file_id": "file_1"},
     ]
     assert (await socket.response(input=[{"role": "user", "content": content}]))["status"] == "completed"

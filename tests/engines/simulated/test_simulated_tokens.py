@@ -14,10 +14,10 @@ from slipring.core.chain.head import Head
 from slipring.core.generation import Accepted, Begun, Delta, Emit, Finished, Job, Settings, Text
 from slipring.core.limits import Limits
 from slipring.engines.catalog import open_engine
+from slipring.engines.simulated.context import trace_job
 from slipring.engines.simulated.engine import open_simulated
 from slipring.engines.simulated.options import SimulatedOptions
 from slipring.engines.simulated.tokenized import TokenizedEngine
-from slipring.engines.simulated.trace import trace_job
 from slipring.prompts.rendering import Rendered
 from slipring.protocol.items import read_item, user_message
 from slipring.protocol.tools import Offer
@@ -165,7 +165,7 @@ async def test_tenants_do_not_share_cached_blocks(recorded: tuple[Recorded, Runn
 
 
 async def test_the_block_cache_evicts_at_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slipring.engines.simulated.blocks._MAX_BLOCKS", 4)
+    monkeypatch.setattr("slipring.engines.simulated.tokenized._MAX_BLOCKS", 4)
     engine = Recorded()
     for text in ("one " * 100, "two " * 100, "one " * 100):
         await deltas_of(engine, job_for(engine, input=(user_message(text),)))

@@ -6,8 +6,7 @@ from collections.abc import Awaitable
 import pytest
 
 from slipring.core.generation import Delta, Text
-from slipring.engines.simulated.pace import Pace, Ticks
-from slipring.engines.simulated.timed_tokens import TimedTokens
+from slipring.engines.simulated.pace import Pace, Ticks, TimedTokens
 
 WORDS = [f"word{number} " for number in range(100)]
 

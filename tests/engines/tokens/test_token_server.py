@@ -6,7 +6,7 @@ in ``http://127.0.0.1:8000,tokenizer=/models/qwen2.5-0.5b``. Run by ``make test-
 
 import json
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -19,6 +19,7 @@ from slipring.protocol.definitions import Grammar
 from tests.engines.fitting import fits
 from tests.engines.test_contract import text_of
 from tests.harness import WEATHER, Running, Socket, serve
+from tests.server.test_resent_sessions import say_by_chat, say_by_messages, say_by_responses
 
 BLOCK = 128
 """Servers count what they found in blocks: vLLM 0.32 on a CPU in steps of 128 tokens."""
@@ -363,3 +364,74 @@ async def test_forks_and_older_responses_do_not_disturb_a_session(kind: str) -> 
         assert text_of(await socket.response(**on)) == expected  # from an older response
         assert engine.sessions is not None
         assert len(engine.sessions) == 3
+
+
+OWN: list[dict[str, Any]] = [
+    {},
+    {"tool_choice": "required"},
+    {"tool_choice": "none", "seed": 7, "temperature": 1},
+    {"tool_choice": {"type": "function", "name": "move"}},
+    {"tool_choice": "none", "include": ["message.output_text.logprobs"], "top_logprobs": 2},
+    {"tool_choice": "required", "seed": 8, "temperature": 1},
+    {"tool_choice": "none"},
+]
+"""Settings of turns: strict tools constrain those that may call one."""
+
+
+async def strict_loop(socket: Socket) -> AsyncIterator[list[Any]]:
+    """Yields what each turn of a loop with strict tools has answered."""
+    said: Any = "Move."
+    after: dict[str, Any] = {}
+    for own in OWN:
+        asked = {**GREEDY, "max_output_tokens": 60, "tools": [PAINT, MOVE], **own, **after}
+        response = await socket.response(input=said, **asked)
+        assert response["status"] != "failed", response["error"]
+        calls = [item for item in response["output"] if item["type"] == "function_call"]
+        results = [
+            {"type": "function_call_output", "call_id": call["call_id"], "output": "Done."} for call in calls
+        ]
+        said = [*results, {"role": "user", "content": "Go on."}]
+        after = {"previous_response_id": response["id"]}
+        logprobs = [
+            [round(each["logprob"], 2) for each in part.get("logprobs", ())]
+            for item in response["output"]
+            for part in item.get("content", ())
+        ]
+        yield [text_of(response), [(call["name"], call["arguments"]) for call in calls], logprobs]
+
+
+@EVERY
+async def test_turns_with_settings_of_their_own_stay_in_a_session(kind: str) -> None:
+    async with with_sessions(kind, sessions="off") as (server, _), server.connect() as socket:
+        whole = [answered async for answered in strict_loop(socket)]
+    async with with_sessions(kind) as (server, engine), server.connect() as socket:
+        if engine.offer.whole:
+            pytest.skip(engine.offer.whole)
+        assert engine.sessions is not None
+        used: list[set[str]] = []
+        inside = []
+        async for answered in strict_loop(socket):
+            inside.append(answered)
+            used.append(set(engine.sessions._open))
+        assert inside == whole
+        assert used == [set(), *[used[-1]] * (len(OWN) - 1)]
+        assert len(used[-1]) == 1
+
+
+@EVERY
+@pytest.mark.parametrize("say", [say_by_responses, say_by_messages, say_by_chat])
+async def test_a_history_that_is_sent_again_stays_in_a_session(
+    kind: str, say: Callable[[Running, list[dict[str, Any]]], Awaitable[dict[str, Any]]]
+) -> None:
+    told: dict[str, list[dict[str, Any]]] = {}
+    for option in ("off", "auto"):
+        history: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
+        used: list[set[str]] = []
+        async with with_sessions(kind, sessions=option) as (server, engine):
+            for _ in range(4):
+                history += [await say(server, history), {"role": "user", "content": "Go on."}]
+                used.append(set() if engine.sessions is None else set(engine.sessions._open))
+        told[option] = history
+        assert [len(each) for each in used] == ([0, 1, 1, 1] if option == "auto" else [0] * 4)
+        assert used[1] == used[3]
+    assert told["off"] == told["auto"]

@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 
-from slipring.engines.vllm.session_scheduler import mend_scheduler, missing_of
-from tests.engines.fakes.vllm_scheduler import BLOCK, STOP, Request, Scheduler, StreamingUpdate
+from slipring.engines.vllm.session_scheduler import end_with_turn, mend_scheduler, missing_of
+from tests.engines.fakes.vllm_scheduler import BLOCK, STOP, Request, Scheduler, Status, StreamingUpdate
 
 
 class Mended(Scheduler):
     """Has methods of its own, so that only this class is changed."""
+
+    def schedule(self) -> bool:
+        return super().schedule()
 
     def _handle_stopped_request(self, request: Any) -> bool:
         return super()._handle_stopped_request(request)
@@ -96,6 +99,32 @@ def test_requests_that_do_not_stay_open_are_left_alone() -> None:
     assert scheduler.request.num_computed_tokens == len([1, 2, 3, 11, STOP])
 
 
+class Ending(Scheduler):
+    """As ``Mended``: has a method of its own."""
+
+    def _handle_stopped_request(self, request: Any) -> bool:
+        return super()._handle_stopped_request(request)
+
+
+end_with_turn(Ending)
+
+
+@pytest.mark.parametrize("kind", [Ending, Scheduler])
+def test_what_was_computed_after_the_end_of_a_turn_is_not_kept(kind: type[Scheduler]) -> None:
+    """Of three tokens that were drafted and are right, the first ends the turn."""
+    scheduler = kind(Request([1, 2], max_tokens=1))
+    request = scheduler.request
+    assert scheduler.run(11) == [11]
+    request.status, request.num_computed_tokens = Status.RUNNING, len(request.all_token_ids) + 2
+    scheduler._handle_stopped_request(request)
+    is_right = kind is Ending
+    assert (request.num_computed_tokens == len(request.all_token_ids) - 1) is is_right
+    whole = Request([1, 2], max_tokens=1, resumable=False)
+    whole.num_computed_tokens = 9
+    scheduler._handle_stopped_request(whole)
+    assert whole.num_computed_tokens == 9
+
+
 def test_a_session_that_goes_on_goes_first() -> None:
     """It has a place in the model runner already, which nothing that waits for one may take."""
     for kind, place in ((Mended, 0), (Scheduler, 2)):
@@ -103,6 +132,19 @@ def test_a_session_that_goes_on_goes_first() -> None:
         scheduler.run(11, 12)
         scheduler.append([12, 51], max_tokens=2)
         assert list(scheduler.skipped_waiting).index(scheduler.request) == place
+
+
+def test_in_a_queue_by_priority_the_place_of_a_session_that_goes_on_is_reserved() -> None:
+    for kind, reserved in ((Mended, 1), (Scheduler, 0)):
+        scheduler = kind(Request([1], max_tokens=2))
+        scheduler.run(11, 12)
+        scheduler.skipped_waiting = list(scheduler.skipped_waiting)  # type: ignore[assignment]
+        scheduler.append([12, 51], max_tokens=2)
+        assert scheduler.num_waiting_for_streaming_input == 0
+        scheduler.schedule()
+        assert scheduler.counted == reserved
+        scheduler.schedule()  # it runs now
+        assert scheduler.counted == 0
 
 
 @pytest.mark.parametrize(
@@ -162,9 +204,11 @@ def test_vllm_loads_it_where_it_is_needed(
     (found,) = entry_points(group="vllm.general_plugins", name="slipring_sessions")
     found.load()()
     after = [vars(each).copy() for each in (Real, Update, Processor, Worker)]
-    assert (after[0].get("_handle_stopped_request") is not before[0]["_handle_stopped_request"]) is (
-        "faults" in mended
-    )
+    # What the faults concern is changed first, and then what belongs to a turn.
+    scheduler = Real(Request([1], max_tokens=1))
+    scheduler.request.num_output_placeholders = 1
+    scheduler._handle_stopped_request(scheduler.request)
+    assert scheduler.request.async_tokens_to_discard == ("faults" in mended)
     changed = [one != other for one, other in zip(before, after, strict=True)]
     assert changed == [bool(mended), *["own" in mended] * 3]
     # vLLM may load it again.

@@ -21,6 +21,7 @@ from slipring.engines.remote.answering_replica import HEADER, answering_replica
 from slipring.engines.vllm.replica_header import Replica
 from slipring.engines.vllm.sessions_plugin import (
     PATH,
+    EngineFacts,
     Limits,
     Sampling,
     Sessions,
@@ -60,14 +61,20 @@ class SamplingParams:
         self.fields = fields
 
 
+def model(**changes: Any) -> SimpleNamespace:
+    layers = SimpleNamespace(layer_types=["full_attention"] * 2)
+    known = {"max_model_len": 1000, "is_hybrid": False, "has_inner_state": False, "hf_text_config": layers}
+    return SimpleNamespace(**{**known, **changes})
+
+
 def config(**changes: Any) -> SimpleNamespace:
     """The part of ``VllmConfig`` that the plugin reads."""
     return SimpleNamespace(
         **{
             "parallel_config": SimpleNamespace(data_parallel_size=1, _api_process_count=1),
             "cache_config": SimpleNamespace(num_gpu_blocks=100, block_size=16),
-            "model_config": SimpleNamespace(max_model_len=1000, is_hybrid=False, has_inner_state=False),
-            "scheduler_config": SimpleNamespace(max_num_seqs=4),
+            "model_config": model(),
+            "scheduler_config": SimpleNamespace(max_num_seqs=4, scheduler_cls=None),
             "speculative_config": None,
             "kv_transfer_config": None,
             **changes,
@@ -278,7 +285,10 @@ async def test_a_context_that_is_not_the_expected_one_is_left_alone(vllm: Vllm) 
 
 
 async def test_there_are_as_many_sessions_as_half_of_the_requests(vllm: Vllm) -> None:
-    limits = {"most_sessions": 2, "most_tokens": 600, "refused": "", "whole": ""}
+    engine = {"vllm": "0.32.0", "drafts": "", "data_parallel_ranks": 1, "api_processes": 1}
+    engine |= {"transfers_kv": False, "has_state": False, "scheduler": ""}
+    engine |= {"kv_tokens": 1600, "most_requests": 4, "longest_request": 1000}
+    limits = {"most_sessions": 2, "most_tokens": 600, "refused": "", "whole": "", "engine": engine}
     assert (await vllm.get(PATH)).json() == {**limits, "sessions": 0, "tokens": 0}
     statuses = [(await vllm.post(PATH, turn(session=name))).status for name in "abc"]
     assert statuses == [200, 200, 400]
@@ -349,15 +359,19 @@ async def test_an_idle_session_ends(vllm: Vllm, engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"speculative_config": object()}, "speculative decoding"),
+        ({"speculative_config": SimpleNamespace(method="eagle3")}, "speculative decoding (eagle3)"),
+        (
+            {"scheduler_config": SimpleNamespace(max_num_seqs=4, scheduler_cls="my.Scheduler")},
+            "another scheduler (my.Scheduler)",
+        ),
         ({"kv_transfer_config": object()}, "KV transfer"),
-        ({"parallel_config": SimpleNamespace(data_parallel_size=2)}, "data parallelism"),
+        ({"parallel_config": SimpleNamespace(data_parallel_size=2)}, "data parallelism (2 ranks)"),
         (
             {"parallel_config": SimpleNamespace(data_parallel_size=1, _api_process_count=2)},
-            "several API processes",
+            "several API processes (2)",
         ),
         (
-            {"model_config": SimpleNamespace(max_model_len=1000, is_hybrid=True, has_inner_state=True)},
+            {"model_config": model(is_hybrid=True, has_inner_state=True)},
             "a model with state beside its KV cache",
         ),
         (
@@ -367,9 +381,37 @@ async def test_an_idle_session_ends(vllm: Vllm, engine: Engine) -> None:
     ],
 )
 def test_where_sessions_are_not_right_there_are_none(changes: dict[str, Any], why: str) -> None:
-    limits = limits_of(config(**changes), "0.32.0")
+    limits = limits_of(EngineFacts.of(config(**changes), "0.32.0"))
     assert (limits.sessions, limits.tokens) == (0, 0)
     assert why in limits.refused
+
+
+@pytest.mark.parametrize(
+    ("kinds", "flags", "kv_tokens"),
+    [
+        (["sliding_attention"] * 4, {}, 1600),
+        (["sliding_attention", "full_attention"] * 2, {}, 800),
+        (["sliding_attention"] * 5 + ["full_attention"], {}, 256),
+        (["sliding_attention", "full_attention"], {"disable_hybrid_kv_cache_manager": True}, 1600),
+        (None, {}, 1600),
+    ],
+)
+def test_kinds_of_layers_share_the_kv_cache(
+    kinds: list[str] | None, flags: dict[str, Any], kv_tokens: int
+) -> None:
+    scheduling = SimpleNamespace(max_num_seqs=4, scheduler_cls=None, **flags)
+    layers = SimpleNamespace() if kinds is None else SimpleNamespace(layer_types=kinds)
+    facts = EngineFacts.of(
+        config(model_config=model(hf_text_config=layers), scheduler_config=scheduling), "0.32.0"
+    )
+    assert facts.kv_tokens == kv_tokens
+
+
+@pytest.mark.parametrize(("version", "is_right"), [("0.26.0", False), ("0.32.1", True), ("0.33.0", False)])
+def test_drafted_tokens_are_right_where_it_was_tested(version: str, is_right: bool) -> None:
+    drafting = SimpleNamespace(method="ngram")
+    limits = limits_of(EngineFacts.of(config(speculative_config=drafting), version))
+    assert (limits.sessions > 0) is is_right
 
 
 @pytest.mark.parametrize(
@@ -380,13 +422,13 @@ def test_where_sessions_are_not_right_there_are_none(changes: dict[str, Any], wh
     ],
 )
 def test_versions_that_lose_track_of_sessions_have_none(version: str, is_right: bool) -> None:
-    limits = limits_of(config(), version)
+    limits = limits_of(EngineFacts.of(config(), version))
     assert (limits.sessions > 0) is is_right
     assert (f"vLLM {version}" in limits.refused) is not is_right
 
 
 async def test_settings_of_a_turn_are_refused_where_they_were_not_tested() -> None:
-    limits = limits_of(config(), "0.33.0")
+    limits = limits_of(EngineFacts.of(config(), "0.33.0"))
     assert limits.sessions
     sessions = Sessions(limits, lambda turn, inputs: None)
     own = Sampling(max_tokens=1, seed=1, logprobs=0)

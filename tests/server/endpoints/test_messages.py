@@ -21,10 +21,12 @@ from slipring.core.generation import (
     ThoughtSummary,
 )
 from slipring.core.limits import Limits
+from slipring.protocol.pictures.item_pictures import base64_of
 from tests import messages_wire, wire
 from tests.harness import FAST, PuppetEngine, serve
 from tests.messages_api import MessagesApi, Refused
 from tests.messages_wire import Json
+from tests.pictures import PIXEL
 
 pytestmark = pytest.mark.usefixtures("compiled_here")
 
@@ -36,7 +38,7 @@ CALL = (
     CallArguments('"Rome"}'),
     CallEnded(),
 )
-PNG = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
+PNG = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": base64_of(PIXEL)}}
 
 
 class Stage:

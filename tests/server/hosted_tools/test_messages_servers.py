@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.messages_api import MessagesApi, Refused
-from tests.messages_wire import Json
+from tests.messages_wire import Json, message_of
 from tests.server.hosted_tools.running import OPERATOR
 from tests.server.hosted_tools.test_turns import hosting
 from tests.server.hosted_tools.turns import call, scripted
@@ -45,6 +45,34 @@ async def test_a_step_may_have_hosted_calls_and_calls_of_the_client(tmp_path: Pa
         assert ended["content"] == [{"type": "text", "text": "both"}]
         # What the hosted call returned stands before the other call, and the model has not read it there.
         assert reports[0].recognised_items == 1
+
+
+async def test_no_step_follows_a_stop_sequence(tmp_path: Path) -> None:
+    """The call before it has its result, which the model does not read."""
+    step = [call(a=1, b=2), {"text": "So it is. END And more."}]
+    async with hosting(scripted(tmp_path, step, step, [{"text": "never"}])) as (fake, server):
+        asked = {"mcp_servers": [{"type": "url", "name": "fake", "url": fake.url}], "stop_sequences": ["END"]}
+        api = MessagesApi(server)
+        events = await api.stream("go", **asked)
+        for answer in (message_of(events), await api.create("go", **asked)):
+            assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", "END")
+            blocks = {block["type"]: block for block in answer["content"]}
+            assert blocks.keys() == {"mcp_tool_use", "mcp_tool_result", "text"}
+            assert not blocks["mcp_tool_result"]["is_error"]
+            assert blocks["text"]["text"] == "So it is. "
+        # A history with it can be continued.
+        again = ("go", {"role": "assistant", "content": answer["content"]}, "and?")
+        assert (await api.create(*again, **asked))["content"] == [{"type": "text", "text": "never"}]
+
+
+async def test_a_call_of_the_client_before_a_stop_sequence_is_to_be_run(tmp_path: Path) -> None:
+    step: list[Json] = [
+        {"function_call": {"name": "mine", "arguments": {}}},
+        {"text": "So it is. END And more."},
+    ]
+    async with hosting(scripted(tmp_path, step)) as (_, server):
+        answer = await MessagesApi(server).create("go", tools=[MINE], stop_sequences=["END"])
+        assert (answer["stop_reason"], answer["stop_sequence"]) == ("tool_use", None)
 
 
 async def test_a_server_that_is_not_registered_is_refused_by_its_field(tmp_path: Path) -> None:

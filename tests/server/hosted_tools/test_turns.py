@@ -14,10 +14,13 @@ from openai import AsyncOpenAI
 from slipring.core.chain.hosted_items import UNKNOWN_OUTCOME
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Text
 from slipring.core.limits import Limits
+from slipring.engines.catalog import open_engine
+from slipring.protocol.pictures.item_pictures import base64_of, pictures
 from slipring.server.background import unfinished_runs
 from tests.api import Api
 from tests.harness import PuppetEngine, Running, serve
 from tests.mcp.fakes import ADD, Exchange, FakeServer, Reply, event, result, serving, text
+from tests.pictures import data_url, png
 from tests.server.hosted_tools.running import OPERATOR, registered
 from tests.server.hosted_tools.turns import (
     TRANSPORTS,
@@ -523,3 +526,43 @@ async def test_tokens_are_counted_with_the_tools_of_servers(tmp_path: Path) -> N
             async with running.http.post(url, json={"input": "hi", "tools": tools}, headers=KEY) as answer:
                 counts.append((await answer.json())["input_tokens"])
         assert counts[0] < counts[1]
+
+
+@pytest.mark.parametrize("approves", [False, True], ids=["at once", "approved"])
+async def test_the_model_sees_the_images_of_a_result_in_this_turn_and_the_next(
+    tmp_path: Path, approves: bool
+) -> None:
+    url = data_url(png(80, 60))
+
+    async def look(exchange: Exchange) -> Reply:
+        return {"content": [{"type": "image", "data": base64_of(url), "mimeType": "image/png"}]}
+
+    fake = FakeServer(modern=True)
+    fake.tools = [{"name": "look", "inputSchema": {"type": "object"}}]
+    fake.calls["look"] = look
+    script = scripted(tmp_path, [call("look")], [{"text": "A cat."}], [{"text": "Still."}])
+    store, seen = f"sqlite:{tmp_path}/s.db", []
+
+    def watched() -> Any:
+        engine = open_engine(script)
+        generate = engine.generate
+
+        async def noted(job: Any, emit: Any) -> None:
+            seen.append([each.width for item in job.context() for each in pictures(item)])
+            await generate(job, emit)
+
+        engine.generate = noted  # type: ignore[method-assign]
+        return engine
+
+    tools = [ASKING if approves else server()]
+    async with hosting(watched(), fake, store=store) as (_, running):
+        first = await respond(running, "post", input="?", tools=tools)
+        if approves:
+            answer = {"previous_response_id": first["id"], "input": [approval(first)], "tools": tools}
+            first = await respond(running, "post", **answer)
+        (made,) = [item for item in first["output"] if item["type"] == "mcp_call"]
+        assert made["output"] == "[PNG picture, 80 × 60]"
+        assert seen == [[], [80]]
+    async with hosting(watched(), fake, store=store) as (_, running):
+        await respond(running, "post", input="Still?", previous_response_id=first["id"])
+        assert seen[2:] == [[80]], "it is stored with the response"

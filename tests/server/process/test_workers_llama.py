@@ -14,7 +14,7 @@ from tests.engines.llama.test_llama_engine import ASK, GREEDY
 from tests.harness import TERMINAL
 from tests.server.process.test_workers import children_of, connected, health_by_pid, is_alive, until, workers
 
-ENGINE, WORKER = "/slipring/engines/llama/child.py", "slipring.server.process.worker_start"
+ENGINE, WORKER = "/slipring/engines/llama/child_program.py", "slipring.server.process.worker_start"
 
 
 def with_model(path: str) -> tuple[str, str]:

@@ -597,7 +597,7 @@ async def test_health_reports_engines_store_and_connections() -> None:
             "status": "ok",
             "version": __version__,
             "pid": os.getpid(),
-            "engines": [{"name": "simulated", "trouble": None}],
+            "engines": [{"name": "simulated", "trouble": None, "sessions": None}],
             "store": "memory",
             "store_trouble": None,
             "connections": 0,

@@ -14,8 +14,7 @@ from urllib.parse import urlsplit
 from slipring.commands import flags
 from slipring.commands.bench.client.transports import Api
 from slipring.commands.bench.measure.modes import MODES, modes_of
-from slipring.commands.bench.subject.endpoint import Target
-from slipring.commands.bench.subject.engines import BadEngine, simulated_speed
+from slipring.commands.bench.subject.endpoint import BadEngine, Target, simulated_speed
 from slipring.commands.bench.workloads.catalogue import DEPTHS, WORKLOADS
 from slipring.commands.client_environment import KEY_VARIABLE, URL_VARIABLE, api_key, named_url, variable_name
 from slipring.commands.errors import UsageError

@@ -4,6 +4,8 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
+from slipring.prompts.chain_choices import ChainChoice
+
 
 class ModelFacts(Struct, frozen=True, kw_only=True):
     name: str
@@ -13,6 +15,8 @@ class ModelFacts(Struct, frozen=True, kw_only=True):
     """The path or the URL that was inspected."""
     architecture: str = ""
     context_tokens: int | None = None
+    sessions: str | None = None
+    """How turns use sessions of the server, in one line; None if it is no such server."""
 
 
 class WriterFacts(Struct, frozen=True, kw_only=True):
@@ -106,14 +110,6 @@ class AppendingFacts(Struct, frozen=True, kw_only=True):
     user_turn_after_thoughts: Appending | None
 
 
-class KeptFacts(Struct, frozen=True, kw_only=True):
-    """Something that chains keep, although it is not written if all items are rendered."""
-
-    name: str
-    kept: str
-    reason: str
-
-
 class Token(Struct, frozen=True, kw_only=True):
     id: int
     text: str | None
@@ -164,6 +160,6 @@ class Report(Struct, frozen=True, kw_only=True):
     sampling: dict[str, float | None] | None = None
     tokenizer: TokenizerFacts | None = None
     appending: AppendingFacts | None = None
-    kept: tuple[KeptFacts, ...] = ()
+    kept: tuple[ChainChoice, ...] = ()
     sample: SampleFacts | None = None
     parsed_call: ParsedCall | None = None

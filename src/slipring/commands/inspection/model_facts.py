@@ -11,7 +11,6 @@ from slipring.commands.inspection.facts import (
     Appending,
     AppendingFacts,
     FormatFacts,
-    KeptFacts,
     MarksFacts,
     ModelFacts,
     ParsedCall,
@@ -92,6 +91,7 @@ def model_facts(source: ModelSource) -> ModelFacts:
         place=source.place,
         architecture=source.info.family,
         context_tokens=source.context,
+        sessions=source.sessions,
     )
 
 
@@ -210,10 +210,6 @@ def appending_facts(model: Inspected) -> AppendingFacts:
         user_turn=turn,
         user_turn_after_thoughts=thinking_turn,
     )
-
-
-def kept_facts(model: Inspected) -> tuple[KeptFacts, ...]:
-    return tuple(KeptFacts(**structs.asdict(choice)) for choice in model.renderer.chain_choices)
 
 
 def sample_facts(model: Inspected) -> SampleFacts:

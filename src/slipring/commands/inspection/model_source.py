@@ -34,6 +34,7 @@ from slipring.engines.tokens.rendering_options import (
     variables_option,
 )
 from slipring.engines.tokens.sampling import Sampling
+from slipring.engines.tokens.session_server import SessionServer
 from slipring.engines.tokens.token_server import TokenServer
 from slipring.prompts.tokenization.tokenizer import Tokenizer, UnknownVocabulary, Vocabulary
 
@@ -55,6 +56,8 @@ class ModelSource(Struct, frozen=True, kw_only=True):
     sampling: Sampling
     context: int | None = None
     """Tokens of context, as far as known: that of a file is what the model was trained for."""
+    sessions: str | None = None
+    """How turns use sessions of the server, in one line; None if it is no such server."""
     pre_tokenizer: str = ""
     """Its name in the metadata of a GGUF file."""
     unknown_vocabulary: str = ""
@@ -174,6 +177,8 @@ async def _open_server(text: str) -> AsyncIterator[ModelSource]:
     assert isinstance(engine, TokenServer)
     try:
         vocabulary, info = await engine.connect()
+        if isinstance(engine, SessionServer):
+            await engine.ask_for_sessions()
         yield ModelSource(
             name=engine.served.name,
             engine=engine.name,
@@ -183,6 +188,7 @@ async def _open_server(text: str) -> AsyncIterator[ModelSource]:
             options=engine.options,
             sampling=info.sampling,
             context=engine.served.context,
+            sessions=engine.session_use,
         )
     finally:
         await engine.close()

@@ -52,7 +52,7 @@ def report_on(source: ModelSource) -> Report:
         variables=model_facts.variable_facts(model),
         adapted_forms=model_facts.adapted_forms(model),
         appending=model_facts.appending_facts(model),
-        kept=model_facts.kept_facts(model),
+        kept=model.renderer.chain_choices,
     )
     report, refused = _with_sample(report, model)
     found = (*refused, *problems(report))

@@ -24,7 +24,7 @@ from slipring.core.generation import (
 )
 from slipring.core.turn.response_object import new_response
 from slipring.engines.tokens.token_answer import Piece, TokenAnswer
-from slipring.prompts.parsing.call_writer import Call, answer_pieces
+from slipring.prompts.parsing.call_writer import Call, answer_pieces, piece_ids
 from slipring.prompts.rendering import Rendered, Renderer, Rendering
 from slipring.prompts.tokenization.control_token_guard import ControlTokenFinder
 from slipring.prompts.tokenization.tokenizer import Vocabulary
@@ -160,21 +160,8 @@ def emit(renderer: Renderer, prompt: Rendered, answer: Answer) -> Emission:
     pieces = answer_pieces(
         format, thoughts, answer.text, answer.calls, opened_thought=renderer.opens_thought(prompt)
     )
-    vocabulary = renderer.vocabulary
-    finder = ControlTokenFinder(vocabulary, "")
-    ids: list[int] = []
-    text = ""
-    for piece in pieces:
-        if not piece.is_mark:
-            text += piece.text
-            continue
-        for part in finder.split(piece.text):
-            if isinstance(part, str):
-                text += part
-            else:
-                ids += [*vocabulary.encode(text), part]
-                text = ""
-    return Emission("".join(piece.text for piece in pieces), ids + vocabulary.encode(text))
+    ids = piece_ids(pieces, renderer.vocabulary, ControlTokenFinder(renderer.vocabulary, ""))
+    return Emission("".join(piece.text for piece in pieces), ids)
 
 
 def read_back(renderer: Renderer, step: AnsweredTurn) -> ReadAnswer:

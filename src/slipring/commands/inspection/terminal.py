@@ -76,6 +76,8 @@ def _model_rows(report: Report) -> Iterator[Row]:
     if report.sampling is not None:
         recommended = [f"{name} {value:g}" for name, value in report.sampling.items() if value is not None]
         yield "sampling", ", ".join(recommended) or "nothing recommended"
+    if model.sessions is not None:
+        yield "sessions", model.sessions
 
 
 def _sections(report: Report) -> Iterator[tuple[str, Iterable[Row]]]:

@@ -99,7 +99,6 @@ from slipring.protocol.messages.content import (
     UserBlock,
     WebSearchToolResultBlock,
 )
-from slipring.protocol.messages.events import MessagesEvent
 from slipring.protocol.messages.history import SentMessage
 from slipring.protocol.messages.hosted_calls import CodeResult, McpToolUse, ServerToolUse
 from slipring.protocol.messages.requests import (
@@ -110,6 +109,7 @@ from slipring.protocol.messages.requests import (
     MessagesRequest,
     OutputConfig,
 )
+from slipring.protocol.messages.stream import MessagesEvent
 from slipring.protocol.messages.tools import McpServer, MessagesTool
 from slipring.protocol.messages.translation import Counted
 from slipring.protocol.requests import (

@@ -4,7 +4,8 @@ A model calls a hosted tool as it calls any function, and reads the result as th
 the wire, both are one ``mcp_call``. ``opened`` gives the items of hosted tools their ``Item.opened``:
 
 - ``mcp_call``: the call; its output follows after the last item of the same step of the model, because the
-  model made all calls of a step before it read any result. A call that was broken off has no output.
+  model made all calls of a step before it read any result. A call that was broken off has no output. Images
+  of the result are not in the item: they are put into ``Item.opened`` when the call ends.
 - ``mcp_approval_request``: the call. Its output stands where the client answers: a denial, or what the call
   returned once it was approved.
 - ``mcp_list_tools``: nothing. The tools are part of the head.
@@ -32,6 +33,7 @@ from slipring.protocol.hosted.mcp_items import (
 )
 from slipring.protocol.hosted.mcp_tools import model_name
 from slipring.protocol.items import Item
+from slipring.protocol.pictures.item_pictures import image_count
 
 Status = Literal["completed", "incomplete"]
 _BUILTINS: dict[str, BuiltinKind] = {f"{kind}_call": kind for kind in FUNCTIONS}
@@ -66,9 +68,14 @@ def _function_call(call_id: str, **fields: str) -> Item:
     return Item(type="function_call", raw=raw, call_id=call_id)
 
 
-def output_item(call_id: str, text: str) -> Item:
-    """The result of a hosted call as a model reads it."""
-    raw = wire.encode({"type": "function_call_output", "call_id": call_id, "output": text})
+def output_item(call_id: str, text: str, pictures: Sequence[str] = ()) -> Item:
+    """The result of a hosted call as a model reads it. ``pictures``: data URLs of images that follow the
+    text."""
+    output: object = text
+    if pictures:
+        shown = [{"type": "input_image", "image_url": url} for url in pictures]
+        output = [{"type": "input_text", "text": text}, *shown]
+    raw = wire.encode({"type": "function_call_output", "call_id": call_id, "output": output})
     return Item(type="function_call_output", raw=raw, call_id=call_id)
 
 
@@ -88,7 +95,7 @@ def denial_text(reason: str | None) -> str:
 UNANSWERED = denial_text("They answered with something else.")
 
 
-def opened(items: Sequence[Item], results: Mapping[str, str] | None = None) -> tuple[Item, ...]:
+def opened(items: Sequence[Item], results: Mapping[str, Item] | None = None) -> tuple[Item, ...]:
     """The items, with those of hosted tools opened.
 
     ``results``: by the id of the approval request, what approved calls returned whose ``mcp_call`` items are
@@ -129,11 +136,11 @@ def _without_outputs(item: Item) -> Item:
 
 class _Opening:
     def __init__(
-        self, items: Sequence[Item], results: Mapping[str, str], outputs: Mapping[str, Item]
+        self, items: Sequence[Item], results: Mapping[str, Item], outputs: Mapping[str, Item]
     ) -> None:
-        """``outputs``: what built-in tools have returned, by the id of the call."""
+        """``outputs``: what calls have returned, by the id of the call."""
         self._items = items
-        self._builtin_outputs = outputs
+        self._known_outputs = outputs
         self._results = dict(results)
         self._requested: set[str] = set()
         self._answered = set(results)
@@ -154,7 +161,8 @@ class _Opening:
         elif isinstance(body, McpApprovalResponse):
             self._answered.add(body.approval_request_id)
         elif isinstance(body, McpCall) and body.approval_request_id is not None:
-            self._results[body.approval_request_id] = result_text(body)
+            asked = body.approval_request_id
+            self._results[asked] = self._output(asked, body)
 
     def opened(self) -> tuple[Item, ...]:
         for index, item in enumerate(self._items):
@@ -198,21 +206,27 @@ class _Opening:
         asked = answer.approval_request_id
         if not answer.approve:
             return (output_item(asked, denial_text(answer.reason)),)
-        return (output_item(asked, self._results[asked]),) if asked in self._results else ()
+        return (self._results[asked],) if asked in self._results else ()
 
     def _open_call(self, call: McpCall, call_id: str) -> tuple[Item, ...]:
         asked = call.approval_request_id
         if asked is not None and asked in self._answered:
             return ()  # the answer stands for it
         if asked is not None and asked in self._requested:
-            return (output_item(asked, result_text(call)),)
+            return (self._output(asked, call),)
         if call.status == "incomplete":
             return (call_item(call_id, call.server_label, call.name, call.arguments, "incomplete"),)
-        self._outputs.append(output_item(call_id, result_text(call)))
+        self._outputs.append(self._output(call_id, call))
         return (call_item(call_id, call.server_label, call.name, call.arguments),)
 
+    def _output(self, call_id: str, call: McpCall) -> Item:
+        """What the model reads of a call that has ended. Its images are not in its item: they are known if
+        the item was opened with them before."""
+        known = self._known_outputs.get(call_id)
+        return known if known is not None and image_count(known) else output_item(call_id, result_text(call))
+
     def _open_builtin(self, kind: BuiltinKind, call: BuiltinCall, call_id: str) -> tuple[Item, ...]:
-        output = self._builtin_outputs.get(call_id)
+        output = self._known_outputs.get(call_id)
         if output is None:
             shown = call.shown_result
             if shown is None:

@@ -21,7 +21,10 @@ from slipring.protocol.items import (
     Item,
     LoadedTools,
     computed_once,
+    in_context,
+    may_have_images,
 )
+from slipring.protocol.pictures.item_pictures import image_count
 from slipring.protocol.tools import CallableTool, Toolset, merged
 
 _CALLS = {
@@ -75,7 +78,7 @@ def join(
     With ``complete``, a response will be generated next, so every required call must have its output.
     ``definitions`` collects grammars and bounds schemas; None for items that were accepted before.
     """
-    before = hosted_items.carried(before, items)
+    before = _with_pictures(hosted_items.carried(before, items), items)
     types = {item.type for item in items}
     if types.isdisjoint(_RELEVANT):
         if complete:
@@ -120,8 +123,13 @@ def after_output(carry: Carry, output: tuple[Item, ...], *, cut_off: bool = Fals
         for item in output
         if item.call_id is not None and item.type in _CALLS
     }
-    carry = hosted_items.carried(carry, output)
+    carry = _with_pictures(hosted_items.carried(carry, output), output)
     return structs.replace(carry, open_calls={**carry.open_calls, **calls}) if calls else carry
+
+
+def _with_pictures(carry: Carry, items: tuple[Item, ...]) -> Carry:
+    added = sum([image_count(item) for item in in_context(items) if may_have_images(item)])
+    return structs.replace(carry, pictures=carry.pictures + added) if added else carry
 
 
 class OpenCarry:

@@ -7,7 +7,7 @@ what was used longest ago.
 """
 
 from slipring.core.tenant_entries import TimedEntries
-from slipring.protocol.endpoints.pieces import NOTHING_KNOWN, Known, Piece
+from slipring.protocol.endpoints.resent_messages import NOTHING_KNOWN, Known, Piece
 from slipring.protocol.items import Item
 
 _ENTRY_BYTES = 200

@@ -70,6 +70,8 @@ class Carry(Struct, frozen=True):
     """Calls that the client has neither approved nor denied, by the id of the request."""
     answered: Mapping[str, bool] = {}
     """Whether the client approved a call, by the id of the request. Only grows along a chain."""
+    pictures: int = 0
+    """How many images the context has."""
 
 
 class Position(Protocol):

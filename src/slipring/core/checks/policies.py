@@ -25,6 +25,7 @@ from slipring.protocol.requests import ModerationConfig
 Action = Literal["flag", "cut", "block"]
 Mode = Literal["hold", "follow", "audit"]
 OnError = Literal["open", "closed"]
+OnImages = Literal["open", "closed"]
 Ending = Literal["incomplete", "refusal"]
 Scope = Literal["new", "all"]
 
@@ -54,6 +55,9 @@ class Check(Struct, frozen=True):
     ``audit``: after the turn has ended."""
     on_error: OnError = "open"
     """What a check that gave no answer leads to. ``open``: nothing. ``closed``: the turn fails."""
+    on_images: OnImages = "open"
+    """What an image leads to that the check would have to inspect: checks read texts. ``open``: the check
+    reads in the text that there is one. ``closed``: the turn is refused."""
     before: bool = False
     """Whether the engine gets the job only after the input has passed."""
     context: int = 0
@@ -164,9 +168,8 @@ def _named(policies: Policies, policy: Policy, name: str) -> tuple[Check, ...]:
     if name == ALL_CHECKS and policy.checks:
         return policy.checks
     known = ", ".join(f"'{each}'" for each in policies.checks)
-    raise InvalidRequest(
-        f"Invalid 'moderation.model': {quoted(name)} is not a safety check of this server. It has {known}.",
-        param="moderation.model",
+    raise InvalidRequest.at(
+        "moderation.model", f"{quoted(name)} is not a safety check of this server. It has {known}"
     )
 
 

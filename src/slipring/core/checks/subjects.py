@@ -1,7 +1,7 @@
 """Subjects of items: what checks inspect of the input of a turn, and of a finished output.
 
-Checks inspect texts: what a model reads of an item, and whatever else is written in it (``item_texts``). The
-content of images and files is not inspected.
+Checks inspect texts: what a model reads of an item, and whatever else is written in it (``item_texts``). Of
+an image they read that it is there; its content, and that of files, is not inspected.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,6 +29,7 @@ from slipring.protocol.items import (
     in_context,
     plain_text,
 )
+from slipring.protocol.pictures.item_pictures import BadPicture, described, image_count, pictures
 
 _CARRIED_KINDS: dict[str, Kind] = {
     "agent_message": "message",
@@ -71,14 +72,16 @@ def subject_of(item: Item, side: Side, name_of: Callable[[str], str | None]) -> 
     body, others = item.body(), other_texts(item)
     if isinstance(body, Message):
         kind = "answer" if body.role == "assistant" else "message"
-        return _subject(side, kind, [plain_text(body.content), *others], role=body.role)
+        texts = [plain_text(body.content), *_image_notes(item), *others]
+        return _subject(side, kind, texts, role=body.role)
     if isinstance(body, LoadedTools):
         return _subject(
             side, "tool_output", [as_read(plain_text(body.output)), *others], name=name_of(body.call_id)
         )
     if isinstance(body, CallOutput):
         text = as_read_if_json(plain_text(body.output))
-        return _subject(side, "tool_output", [text, *others], name=name_of(body.call_id))
+        texts = [text, *_image_notes(item), *others]
+        return _subject(side, "tool_output", texts, name=name_of(body.call_id))
     if isinstance(body, FunctionCall):
         text = call_text(body.namespace, body.name, as_read(body.arguments))
         return _subject(side, "call", [text, *others], name=body.name)
@@ -91,6 +94,17 @@ def subject_of(item: Item, side: Side, name_of: Callable[[str], str | None]) -> 
     if isinstance(body, AdditionalTools):
         return _subject(side, "instructions", [definition_text(body.tools), *others])
     return _subject(side, "call", texts_in(item.raw))  # a search for tools that a server has run
+
+
+def _image_notes(item: Item) -> list[str]:
+    """What checks read of each image of an item: that it is there, and which."""
+    if not image_count(item):
+        return []
+    try:
+        found = [f"[{described(picture)}: not inspected]" for picture in pictures(item)]
+    except BadPicture:
+        found = []
+    return found + ["[image: not inspected]"] * (image_count(item) - len(found))
 
 
 def call_text(namespace: str | None, name: str, text: str) -> str:

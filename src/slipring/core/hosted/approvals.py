@@ -99,17 +99,12 @@ class _Reading:
             if before == answer.approve:
                 return False
             decision = "approved" if before else "denied"
-            raise InvalidRequest(
-                f"Invalid '{where}': the call of the approval request {quoted(request_id)} has been"
-                f" {decision} already.",
-                param=where,
+            raise InvalidRequest.at(
+                where, f"the call of the approval request {quoted(request_id)} has been {decision} already"
             )
         approval = self._waiting.pop(request_id, None)
         if approval is None:
-            raise InvalidRequest(
-                f"Invalid '{where}': no approval request {quoted(request_id)} waits for an answer.",
-                param=where,
-            )
+            raise InvalidRequest.at(where, f"no approval request {quoted(request_id)} waits for an answer")
         self._answered[request_id] = answer.approve
         if answer.approve and request_id not in self._have_run:
             self.approved.append(Approved(request_id, approval, where))
@@ -120,10 +115,10 @@ def require_genuine(approved: Approved, server: McpTool, verify: Verify) -> None
     """Refuse an approval request that this server did not make for this tenant, server and call."""
     tag = item_ids.tag_of(approved.request_id)
     if tag is None or not verify(signed_bytes(server, approved.approval), tag):
-        raise InvalidRequest(
-            f"Invalid '{approved.where}': the approval request {quoted(approved.request_id)} does not belong"
-            " to this call: its server, tool or arguments have changed, or it was made elsewhere.",
-            param=approved.where,
+        raise InvalidRequest.at(
+            approved.where,
+            f"the approval request {quoted(approved.request_id)} does not belong to this call: its"
+            " server, tool or arguments have changed, or it was made elsewhere",
         )
 
 
@@ -150,6 +145,4 @@ def with_denials(before: Mapping[str, Approval], items: tuple[Item, ...]) -> tup
 
 
 def _unanswered(request_id: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"Invalid 'input': the approval request {quoted(request_id)} has no answer.", param="input"
-    )
+    return InvalidRequest.at("input", f"the approval request {quoted(request_id)} has no answer")

@@ -138,13 +138,11 @@ class HostedRequest:
         self.approved, self._input = answers.approved, answers.items
         if self.approved and not complete:
             where = self.approved[0].where
-            raise InvalidRequest(
-                f"Invalid '{where}': only a request that generates an answer can approve a call.", param=where
-            )
+            raise InvalidRequest.at(where, "only a request that generates an answer can approve a call")
         opened = hosted_items.opened(self._input)
         self.input = approvals.with_denials(before.approvals, opened) if complete else opened
 
-    def take_results(self, results: Mapping[str, str], before: Carry) -> None:
+    def take_results(self, results: Mapping[str, Item], before: Carry) -> None:
         """The approved calls have returned these results: they stand where the client approved the calls."""
         self.approved = []
         self.input = approvals.with_denials(before.approvals, hosted_items.opened(self._input, results))
@@ -251,8 +249,8 @@ class HostedRequest:
 
 
 def _not_offered(approved: Approved) -> InvalidRequest:
-    return InvalidRequest(
-        f"Invalid '{approved.where}': the request's 'tools' do not have the tool"
-        f" {quoted(approved.approval.name)} of the MCP server {quoted(approved.approval.label)}.",
-        param=approved.where,
+    return InvalidRequest.at(
+        approved.where,
+        f"the request's 'tools' do not have the tool {quoted(approved.approval.name)} of the"
+        f" MCP server {quoted(approved.approval.label)}",
     )

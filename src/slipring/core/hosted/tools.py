@@ -106,6 +106,9 @@ class CallOutcome(Struct, frozen=True):
 
     output: str | None = None
     error: CallError | None = None
+    pictures: tuple[str, ...] = ()
+    """Data URLs of the images that the model sees after ``output``, which says what they are. Clients do not
+    get them: their items have no place for images."""
 
 
 class CallProgress(Struct, frozen=True):
@@ -175,10 +178,7 @@ def answering(sent: SentBuiltin, found: ResolvedBuiltin) -> HostedTool | None:
         return None
     if "filters" in sent.fields and "filters" not in found.fields:
         param = f"tools[{sent.index}].filters"
-        raise UnsupportedParameter(
-            f"Unsupported parameter: '{param}': the tool that answers '{sent.kind}' here takes no filters.",
-            param=param,
-        )
+        raise UnsupportedParameter.at(param, f"the tool that answers '{sent.kind}' here takes no filters")
     given = {found.fields[name]: value for name, value in sent.fields.items() if name in found.fields}
     return HostedTool(
         found.server,

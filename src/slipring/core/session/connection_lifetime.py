@@ -1,11 +1,15 @@
-"""The lifetime of a connection: its age, its idle time, and how it ends."""
+"""The lifetime of a connection: decides when its age, its idle time or its grace period is over, and whether
+it accepts turns."""
 
 import math
+from typing import Literal
 
 from msgspec import Struct
 
 from slipring.base.errors import ApiError, ServerError
 from slipring.core.limits import Limits
+
+Limit = Literal["age", "idle", "grace"]
 
 
 class Ending(Struct, frozen=True):
@@ -33,21 +37,36 @@ class ConnectionLifetime:
         """Record activity."""
         self._active_at = now
 
-    def is_over(self, now: float) -> bool:
-        """Whether the connection has reached its maximum age."""
-        return now - self.opened_at >= self._limits.max_age_s
-
-    def is_idle(self, now: float) -> bool:
-        """Whether the idle timeout has passed without activity."""
-        timeout_s = self._limits.idle_timeout_s
-        return bool(timeout_s) and now - self._active_at >= timeout_s
+    def reached(self, now: float, *, is_at_rest: bool) -> Limit | None:
+        """The limit that an open connection has reached: its maximum age; the idle timeout, if it is at rest;
+        or, while it winds down, the end of the grace period of the turns that still run."""
+        if self.ending is not None:
+            return "grace" if now >= self.ending.deadline else None
+        if now >= self._oldest_at:
+            return "age"
+        return "idle" if is_at_rest and now >= self._idle_at else None
 
     @property
     def deadline(self) -> float:
         """When the first of the two limits is reached if there is no further activity."""
+        return min(self._oldest_at, self._idle_at)
+
+    @property
+    def _oldest_at(self) -> float:
+        return self.opened_at + self._limits.max_age_s
+
+    @property
+    def _idle_at(self) -> float:
         timeout_s = self._limits.idle_timeout_s
-        idle_at = self._active_at + timeout_s if timeout_s else math.inf
-        return min(self.opened_at + self._limits.max_age_s, idle_at)
+        return self._active_at + timeout_s if timeout_s else math.inf
+
+    def wind_down(self, error: ApiError, code: int, deadline: float) -> None:
+        """The end is announced: no turn begins any more."""
+        self.ending = Ending(error, code, deadline)
+
+    def close(self) -> None:
+        """The connection is closed, or its client has left."""
+        self.is_closed = True
 
     @property
     def accepts_turns(self) -> bool:

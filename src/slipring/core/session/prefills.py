@@ -18,6 +18,7 @@ from slipring.base.errors import ApiError, quoted
 from slipring.core.chain import input_items
 from slipring.core.chain.state import OpenCall, ResponseState
 from slipring.core.chain.state_cache import ConnectionCache
+from slipring.core.checks.policies import Policies
 from slipring.core.generation import Job, Models, Prefill, Settings
 from slipring.core.limits import Limits
 from slipring.core.session.actions import Action, EndPrefill, Send, StartPrefill
@@ -126,7 +127,7 @@ class _Growth:
 class GrowingOutputs:
     """The growing outputs of one connection, by response."""
 
-    __slots__ = ("_charges", "_growths", "_lanes", "_limits", "_models", "_tenant", "is_on")
+    __slots__ = ("_charges", "_growths", "_is_on", "_lanes", "_limits", "_models", "_tenant")
 
     def __init__(
         self,
@@ -135,9 +136,10 @@ class GrowingOutputs:
         limits: Limits,
         charges: Charges,
         models: Models,
+        policies: Policies,
     ) -> None:
-        self.is_on = True
-        """Whether prefills may begin."""
+        # An engine that must see nothing before it was inspected is not given outputs ahead of their turn.
+        self._is_on = not any(check.before for check in policies.checks.values())
         self._tenant = tenant
         self._lanes = lanes
         self._limits = limits
@@ -153,7 +155,7 @@ class GrowingOutputs:
         except PieceRefused as refusal:
             lane = self._lanes.lane_of(piece.target, cache)
             return [Send([_failed_event(piece, refusal, turn, lane)]), *self.end_unreachable(cache)]
-        if not self.is_on:
+        if not self._is_on:
             return []
         ended = [] if piece.target in self._growths else self.end_unreachable(cache)
         growth = self._growths.setdefault(piece.target, _Growth())
@@ -173,7 +175,7 @@ class GrowingOutputs:
 
     def result(self, turn: Turn, cache: ConnectionCache) -> list[Action]:
         """A hosted call has ended while others of its step still run: its result can be prefilled."""
-        if not self.is_on or pauses.foreseen_job(turn) is None:
+        if not self._is_on or pauses.foreseen_job(turn) is None:
             return []
         response_id = turn.output.response_id
         self._growths.setdefault(response_id, _Growth()).is_due = True

@@ -17,12 +17,13 @@ from slipring.core.chain.head import Head
 from slipring.core.chain.input_items import OpenCarry
 from slipring.core.chain.state import Carry, ResponseState
 from slipring.core.chain.state_cache import ConnectionCache
-from slipring.core.checks.policies import policy_of_turn
+from slipring.core.checks.policies import NO_POLICY, policy_of_turn
 from slipring.core.checks.subjects import definition_text
 from slipring.core.generation import Job, Model
 from slipring.core.limits import Limits
 from slipring.core.session.actions import Load, Loaded
 from slipring.core.session.session_state import SessionState
+from slipring.core.sight import sight_of
 from slipring.core.turn import response_object
 from slipring.core.turn.compaction import TRIGGER, Compaction, read_plan
 from slipring.core.turn.output.hosted_calls import HostedCalls
@@ -30,7 +31,6 @@ from slipring.core.turn.request_validation import (
     ENCRYPTED_REASONING,
     read_conversation,
     read_settings,
-    refuse_unseen_content,
     require_something,
 )
 from slipring.core.turn.steps.rollout import Rollout, require_possible
@@ -132,12 +132,14 @@ def prepare(turn: Turn, shared: SessionState) -> tuple[Prepared, Planned]:
     definitions = new_definitions(shared.limits, shared.ports.ignored_tools)
     carry, calls = _read_input(turn, items, definitions, complete=generates and not alone)
     settings = read_settings(request, carry, model, definitions, detached=asked.detached)
-    refuse_unseen_content(hosted.input, model.capabilities)
+    sight = sight_of(model.capabilities, shared.limits, checks.policy if checks is not None else NO_POLICY)
+    sight.refuse_unseen(hosted.input)
+    sight.refuse_context(carry)
     hosted.accept_unanswered_tools(definitions, model)
     passes_on = hosted.upstream_tools is not None
     choice = (ToolChoice.passed_on if passes_on else ToolChoice.read)(request.tool_choice)
     brought = definitions.copy() if hosted.awaited else definitions
-    draft = Draft(response_id, model, settings, choice, compaction, brought)
+    draft = Draft(response_id, model, settings, choice, compaction, brought, sight)
     open_carry = OpenCarry(carry)
     planned = UNPLANNED
     if hosted.awaited:
@@ -263,7 +265,7 @@ def _plan(
     # A rollout, or a response that may call hosted tools, continues after its calls.
     if request.rollout or has_steps:
         steps = Steps(job, draft.choice)
-        rollout = Rollout(steps, open_carry, job.model.capabilities) if request.rollout else None
+        rollout = Rollout(steps, open_carry, draft.sight) if request.rollout else None
     return Planned(job, compaction, steps, rollout), head
 
 

@@ -24,7 +24,6 @@ from slipring.core.session.actions import (
     Record,
     Send,
 )
-from slipring.core.session.connection_lifetime import Ending
 from slipring.core.session.live_input_routing import LiveInput
 from slipring.core.session.session_state import SessionState
 from slipring.core.session.turns import Turns
@@ -222,16 +221,16 @@ class Session:
         shared.now = now
         if self._lifetime.is_closed:
             return []
-        if self._lifetime.ending is not None:
-            if now >= self._lifetime.ending.deadline:
-                self.turns.abandon()
-        elif self._lifetime.is_over(now):
+        reached = self._lifetime.reached(now, is_at_rest=self.turns.is_idle)
+        if reached == "grace":
+            self.turns.abandon()
+        elif reached == "age":
             error = ConnectionLimitReached(limits.max_age_s)
             return self.end(error, code=_NORMAL, grace_s=limits.age_grace_s, now=now)
-        elif self.turns.is_idle and self._lifetime.is_idle(now):
-            self._lifetime.is_closed = True
+        elif reached == "idle":
+            self._lifetime.close()
             shared.actions += [*shared.growing_outputs.end_all(), Close(_NORMAL, "idle")]
-        elif shared.lanes.in_flight:
+        elif self._lifetime.accepts_turns and shared.lanes.in_flight:
             self.turns.conclude_paused(only_late=True)
         return shared.take_actions()
 
@@ -247,11 +246,11 @@ class Session:
         The error itself is sent last: clients take an error without a lane as the end of the response that
         they are reading. Turns that run longer than ``grace_s`` are stopped.
         """
-        if self._lifetime.is_closed or self._lifetime.ending is not None:
+        if not self._lifetime.accepts_turns:
             return []
         shared = self.shared
         shared.now = now
-        self._lifetime.ending = Ending(error=error, code=code, deadline=now + grace_s)
+        self._lifetime.wind_down(error, code, now + grace_s)
         shared.send(shared.successors.return_all(error))
         shared.actions += shared.growing_outputs.end_all()
         self.turns.conclude_paused()
@@ -261,7 +260,7 @@ class Session:
     def leave(self, now: float) -> list[Action]:
         """The client has left: begin no turn, and end rollouts at their last finished step."""
         self.shared.now = now
-        self._lifetime.is_closed = True
+        self._lifetime.close()
         self.turns.conclude_paused()
         self.turns.break_off()
         return self.shared.take_actions()
@@ -280,7 +279,7 @@ class Session:
 
     def closed(self) -> list[Action]:
         """The connection is closed: cancel what runs, except saves, and release all memory."""
-        self._lifetime.is_closed = True
+        self._lifetime.close()
         self.turns.close()
         return self.shared.take_actions()
 

@@ -68,9 +68,7 @@ class SessionState:
         self.lanes = Lanes(limits.max_in_flight, limits.max_lanes)
         self.charges = Charges(ports.requests, tenant)
         self.successors = Successors(limits, ports, models, self.charges)
-        self.growing_outputs = GrowingOutputs(tenant, self.lanes, limits, self.charges, models)
-        # An engine that must see nothing before it was inspected is not given outputs ahead of their turn.
-        self.growing_outputs.is_on = not any(check.before for check in policies.checks.values())
+        self.growing_outputs = GrowingOutputs(tenant, self.lanes, limits, self.charges, models, policies)
         self.actions: list[Action] = []
         """What the driver has to do after the current call."""
 

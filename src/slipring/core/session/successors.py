@@ -13,7 +13,7 @@ from slipring.core.generation import Models
 from slipring.core.limits import Limits
 from slipring.core.ports import Ports
 from slipring.core.session.request_charges import Charges
-from slipring.core.turn import request_validation
+from slipring.core.sight import Sight
 from slipring.core.turn.stages import Stages
 from slipring.core.turn.steps import steering
 from slipring.core.turn.steps.steering import SteerRefused, Steers
@@ -139,9 +139,8 @@ class Successors:
         if refusing is not None:
             raise SteerRefused("response_not_active", refusing.message)
         try:
-            request_validation.refuse_unseen_content(
-                steer.items, self._models.find(turn.asked.request.model).capabilities
-            )
+            model = self._models.find(turn.asked.request.model)
+            Sight(model.capabilities, self._limits).refuse_unseen(steer.items)
         except ApiError as error:
             raise SteerRefused("invalid_input", error.message) from None
 

@@ -74,7 +74,7 @@ class Turns:
             self._advances = False
         ending = shared.lifetime.ending
         if ending is not None and self.is_idle and not shared.lifetime.is_closed:
-            shared.lifetime.is_closed = True
+            shared.lifetime.close()
             shared.send([Error.of(ending.error, None)])
             shared.actions.append(Close(ending.code, ending.error.code))
 
@@ -298,7 +298,7 @@ class Turns:
         """End paused rollouts, or only those past their deadline. Their calls stay open."""
         now = self._shared.now
         paused = [turn for turn in self._shared.lanes.running() if turn.waits_for_client]
-        late = [turn for turn in paused if (each := turn.planned.rollout) and now >= each.waits_until]
+        late = [turn for turn in paused if (each := turn.planned.rollout) and each.is_late(now)]
         self._cut_short(late if only_late else paused)
 
     def break_off(self) -> None:

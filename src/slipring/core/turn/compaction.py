@@ -16,6 +16,7 @@ from slipring.core.chain.state import Carry, OpenCall
 from slipring.core.generation import Delta, Finished, Job, Model, Stop, Text
 from slipring.protocol import requests, wire
 from slipring.protocol.items import ConfigurationUpdate, Item, Message, kept_tools, user_message
+from slipring.protocol.pictures.item_pictures import without_images
 from slipring.protocol.requests import TEXT, CreateRequest
 from slipring.protocol.tools import Offer
 
@@ -24,8 +25,8 @@ _ASK = (
     "Stop here and write a summary of this conversation, so that somebody who has seen nothing else can go on"
     " with the work at once. Tell what was asked for, in its own words where they matter; what was decided,"
     " and why; what has been done and found out, with names, paths, numbers and the results of tools as they"
-    " were; what is still open, and what was to be done next. Do not go on with the work itself and do not"
-    " call tools. Write the summary and nothing else."
+    " were, and what images show; what is still open, and what was to be done next. Do not go on with the"
+    " work itself and do not call tools. Write the summary and nothing else."
 )
 _LEAD = (
     "Summary of the conversation until here. All of it has given way to this summary, except for messages"
@@ -277,11 +278,15 @@ def _role_of(item: Item) -> str | None:
 
 
 def _newest_messages(context: tuple[Item, ...], most_bytes: int, roles: tuple[str, ...]) -> list[Item]:
-    """The newest messages in these roles that fit into ``most_bytes``, oldest first."""
+    """The newest messages in these roles that fit into ``most_bytes``, oldest first. In place of each image
+    stands what it was."""
     kept: list[Item] = []
     left = most_bytes
     for item in reversed(context):
-        if _role_of(item) in roles and len(item.raw) <= left:
+        if _role_of(item) not in roles:
+            continue
+        item = without_images(item)
+        if len(item.raw) <= left:
             left -= len(item.raw)
             kept.append(item)
     return kept[::-1]

@@ -11,15 +11,7 @@ from slipring.core.chain.state import Carry
 from slipring.core.generation import Capabilities, Model, Settings
 from slipring.protocol import requests
 from slipring.protocol.definitions import Definitions
-from slipring.protocol.items import (
-    CallOutput,
-    InputFile,
-    InputImage,
-    Item,
-    Message,
-    may_have_images,
-    part_param,
-)
+from slipring.protocol.items import Item
 from slipring.protocol.requests import TEXT, CreateRequest
 
 T = TypeVar("T", int, float)
@@ -49,9 +41,7 @@ def read_settings(
     logprobs = LOGPROBS in include or bool(request.top_logprobs)
     if logprobs and not capabilities.logprobs:
         param = "top_logprobs" if request.top_logprobs else "include"
-        raise UnsupportedParameter(
-            f"Unsupported parameter: '{param}': this model does not return logprobs.", param=param
-        )
+        raise UnsupportedParameter.at(param, "this model does not return logprobs")
     text = request.text
     text_format = requests.read_format(text.format, definitions=definitions) if text is not None else None
     reasoning = request.reasoning or requests.ReasoningConfig()
@@ -83,13 +73,9 @@ def _read_bias(request: CreateRequest, capabilities: Capabilities) -> Mapping[in
     if not bias:
         return {}
     if not capabilities.biased_ids:
-        raise UnsupportedParameter(
-            "Unsupported parameter: 'logit_bias': this model does not take it.", param="logit_bias"
-        )
+        raise UnsupportedParameter.at("logit_bias", "this model does not take it")
     if (unknown := max(bias)) >= capabilities.biased_ids:
-        raise InvalidRequest(
-            f"Invalid 'logit_bias': this model has no token with the id {unknown}.", param="logit_bias"
-        )
+        raise InvalidRequest.at("logit_bias", f"this model has no token with the id {unknown}")
     return bias
 
 
@@ -153,29 +139,5 @@ def read_include(include: list[str]) -> list[str]:
     for index, value in enumerate(include):
         if value not in INCLUDABLE:
             param = f"include[{index}]"
-            raise InvalidRequest(f"Invalid '{param}': {quoted(value)} cannot be included.", param=param)
+            raise InvalidRequest.at(param, f"{quoted(value)} cannot be included")
     return include
-
-
-def refuse_unseen_content(items: tuple[Item, ...], capabilities: Capabilities) -> None:
-    """Refuse images and files that the model does not support."""
-    if capabilities.images and capabilities.files:
-        return
-    for index, item in enumerate(items):
-        if not may_have_images(item):
-            continue
-        body = item.body()
-        content: object = None
-        if isinstance(body, Message):
-            content = body.content
-        elif isinstance(body, CallOutput):
-            content = body.output
-        for place, part in enumerate(content if isinstance(content, list) else ()):
-            unseen = (isinstance(part, InputImage) and not capabilities.images) or (
-                isinstance(part, InputFile) and not capabilities.files
-            )
-            if unseen:
-                raise UnsupportedParameter(
-                    "This model takes text only: images and files are not supported.",
-                    param=part_param(item, index, place),
-                )

@@ -26,6 +26,7 @@ from slipring.core.generation import (
 from slipring.core.hosted.request import HostedRequest
 from slipring.core.hosted.tools import FetchedList, HostedCall
 from slipring.core.ports import Ports
+from slipring.core.sight import Sight
 from slipring.core.token_estimates import estimated_text_tokens, estimated_tokens
 from slipring.core.turn import response_object
 from slipring.core.turn.compaction import Compaction, Plan
@@ -135,6 +136,7 @@ class Draft(Struct, frozen=True, eq=False):
     compaction: Plan | None
     definitions: Definitions
     """Those that the input brings."""
+    sight: Sight
 
 
 class Prepared(Struct, frozen=True, eq=False):

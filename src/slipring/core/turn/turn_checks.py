@@ -61,10 +61,12 @@ class TurnChecks:
         "_items",
         "_tenant",
         "is_held",
+        "policy",
     )
 
     def __init__(self, policy: Policy, known: KnownVerdicts, tenant: str) -> None:
         self._tenant = tenant
+        self.policy = policy
         self._gate = Gate(policy)
         self._items = InspectedItems(self._gate, known, tenant)
         self._has_begun = self._has_lists = self._has_resumed = False

@@ -58,7 +58,10 @@ class ChatEngine(RemoteEngine):
 
     def models(self) -> Sequence[Model]:
         capabilities = Capabilities(
-            logprobs=self.options.logprobs, images=self.options.images, biased_ids=ANY_ID
+            logprobs=self.options.logprobs,
+            images=self.options.images,
+            resolves_urls=self.options.images and self.options.image_urls,
+            biased_ids=ANY_ID,
         )
         return [Model(name=name, owner="chat", capabilities=capabilities) for name in self._names]
 

@@ -30,9 +30,10 @@ from slipring.protocol.items import (
     plain_text,
     short_id,
 )
+from slipring.protocol.pictures.item_pictures import is_data
 
 _STEP_BYTES = 300
-_URLS = ("data:", "http://", "https://")
+_URLS = ("http://", "https://")
 # Sets of classes, not ``isinstance``: a resent history has hundreds of items, and a test that fails is slow.
 _CALLS = (FunctionCall, CustomToolCall)
 _OUTPUTS = frozenset({CallOutput, LoadedTools})
@@ -345,9 +346,10 @@ def _images(output: CallOutput) -> Iterator[_ChatMessage]:
         yield _ChatMessage(role="user", content=[lead, *map(_image, images)])
 
 
-def refuse_unsendable(items: Iterable[Item], *, images: bool, new: bool) -> None:
-    """Raise ``UnsupportedParameter`` for files and images that cannot be sent. ``new``: the items are the
-    request's own, and the error names their place in it."""
+def refuse_unsendable(items: Iterable[Item], *, images: bool, urls: bool, new: bool) -> None:
+    """Raise ``UnsupportedParameter`` for files and images that cannot be sent. ``images``: the server takes
+    images; ``urls``: also by the URLs of other servers. ``new``: the items are the request's own, and the
+    error names their place in it."""
     for index, item in enumerate(items):
         if not may_have_images(item):
             continue
@@ -360,10 +362,10 @@ def refuse_unsendable(items: Iterable[Item], *, images: bool, new: bool) -> None
             continue
         for place, part in enumerate(parts if isinstance(parts, list) else ()):
             param = part_param(item, index, place) if new else "previous_response_id"
-            _refuse_part(part, can_show, param)
+            _refuse_part(part, can_show, urls, param)
 
 
-def _refuse_part(part: Part, can_show: bool, param: str) -> None:
+def _refuse_part(part: Part, can_show: bool, urls: bool, param: str) -> None:
     if isinstance(part, InputFile):
         raise UnsupportedParameter("Files are not supported by this model's server.", param=param)
     if not isinstance(part, InputImage):
@@ -374,8 +376,9 @@ def _refuse_part(part: Part, can_show: bool, param: str) -> None:
             " configured to.",
             param=param,
         )
-    if not (part.image_url or "").startswith(_URLS):
+    url = part.image_url or ""
+    if not is_data(url) and not (urls and url.startswith(_URLS)):
+        kinds = "a data URL or an http(s) URL" if urls else "a data URL"
         raise UnsupportedParameter(
-            "This model's server takes images only as 'image_url' with a data URL or an http(s) URL.",
-            param=param,
+            f"This model's server takes images only as 'image_url' with {kinds}.", param=param
         )

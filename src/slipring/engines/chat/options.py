@@ -25,6 +25,10 @@ class ChatOptions(UpstreamOptions):
         "", "models to serve, separated by `;`, the default one first; empty: all that the server lists"
     )
     images: bool = option(False, "whether the models accept images")
+    image_urls: bool = option(
+        False,
+        "whether the server may fetch images from any URL that a client names; they go to it as they are",
+    )
     logprobs: bool = option(False, "whether the server supports logprobs")
     max_tokens_field: str = option(
         "max_tokens", "the field that limits an answer's tokens: max_tokens or max_completion_tokens"

@@ -1,21 +1,92 @@
-"""A job as the body of a Chat Completions request, spliced from messages that are encoded once."""
+"""A job as the body of a Chat Completions request, spliced from messages that are encoded once. Tools are
+functions with flat names, which are mapped back in answers."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import UNSET, Raw, Struct, UnsetType
 
-from slipring.base.errors import UnsupportedParameter
+from slipring.base.errors import InvalidRequest, UnsupportedParameter
 from slipring.core.generation import Job, Settings
 from slipring.engines.chat.messages import History, Writer, refuse_unsendable
 from slipring.engines.chat.options import ChatOptions
 from slipring.engines.chat.returned_fields import KeptFields, ReturnedAnswer, StoredFields, kept_with
-from slipring.engines.chat.tools import EMPTY, Toolbox, offered_tools, toolbox
 from slipring.engines.remote.http_client import spliced
 from slipring.engines.remote.loop_hints import agent_hints
 from slipring.engines.remote.upstream import affinity_key, tenant_salt
+from slipring.prompts.tool_definitions import description_of, flat_name, parameters_of
 from slipring.protocol import wire
 from slipring.protocol.requests import TextFormat
+from slipring.protocol.tools import CallableTool, FunctionTool, Offer
+
+Tools = tuple[CallableTool, ...]
+
+
+class Toolbox(Struct, frozen=True, eq=False):
+    """Encoded tools, reused while they stay the same."""
+
+    tools: Tools
+    json: bytes
+    names: Mapping[str, CallableTool]
+    """By the names that the model uses."""
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.json) + 200 * len(self.tools)
+
+
+EMPTY = Toolbox((), b"[]", {})
+
+
+class _Function(Struct):
+    name: str
+    parameters: Any
+    description: str | UnsetType = UNSET
+    strict: bool | UnsetType = UNSET
+
+
+class _Definition(Struct):
+    function: _Function
+    type: str = "function"
+
+
+def toolbox(tools: Tools, before: Toolbox) -> Toolbox:
+    """Encode tools, or return ``before`` if it has the same. Raises ``InvalidRequest`` if names clash."""
+    if tools == before.tools:
+        return before
+    names = {flat_name(tool): tool for tool in tools}
+    if len(names) < len(tools):
+        raise InvalidRequest.at(
+            "tools",
+            "this model's server knows no namespaces, and two tools have the same name once"
+            " namespace and name are joined by '__'",
+        )
+    return Toolbox(tools, wire.encode([_definition(tool) for tool in tools]), names)
+
+
+def _definition(tool: CallableTool) -> _Definition:
+    definition = tool.definition
+    strict = isinstance(definition, FunctionTool) and definition.strict is True
+    return _Definition(
+        _Function(
+            name=flat_name(tool),
+            parameters=parameters_of(tool),
+            description=description_of(tool) or UNSET,
+            strict=True if strict else UNSET,
+        )
+    )
+
+
+def offered_tools(offer: Offer) -> Tools:
+    """The tools to send: those on offer, each once.
+
+    Sending no others makes sure that the model calls no others, even if the server ignores ``tool_choice``;
+    llama-server, for one, does not support a choice that names a function. The cost: when the offer changes,
+    the server prefills the prompt again.
+    """
+    return tuple({(tool.namespace, tool.name): tool for tool in offer.tools}.values())
+
 
 _REWRITTEN = "the parent's messages were not written by this engine"
 _fields = msgspec.json.Decoder(dict[str, Raw])
@@ -72,13 +143,10 @@ class Request(Struct, frozen=True):
 def write_request(job: Job, options: ChatOptions, writer: Writer) -> Request:
     """Encode the request for a job. Raises an ``ApiError`` for what the API cannot express."""
     if job.settings.truncation == "auto":
-        raise UnsupportedParameter(
-            "Unsupported parameter: 'truncation': this model's server cannot drop items that do not fit.",
-            param="truncation",
-        )
+        raise UnsupportedParameter.at("truncation", "this model's server cannot drop items that do not fit")
     before, fallback = _position(job, writer)
     kept = _kept(job, writer)
-    refuse_unsendable(job.input, images=options.images, new=True)
+    refuse_unsendable(job.input, images=options.images, urls=options.image_urls, new=True)
     history = _write_history(job, before, options, writer, kept)
     box = toolbox(offered_tools(job.offer), before.toolbox if before is not None else EMPTY)
     messages = history.json()
@@ -126,7 +194,7 @@ def _write_history(
     if before is not None:
         return writer.extend(before.history, job.input, answer=job.parent.answer, returned=before.returned)
     items = tuple(job.context())
-    refuse_unsendable(items, images=options.images, new=False)
+    refuse_unsendable(items, images=options.images, urls=options.image_urls, new=False)
     return writer.extend(None, items, kept=kept)
 
 

@@ -105,10 +105,9 @@ async def constraint_of(
 def _json_calls(output: OutputFormat) -> JsonCalls:
     calls = output.calls
     if not isinstance(calls, JsonCalls) or calls.is_array or calls.section_open:
-        raise UnsupportedParameter(
-            "Invalid 'tool_choice': without structural tags, the engine cannot force calls in the format of"
-            " this model.",
-            param="tool_choice",
+        raise UnsupportedParameter.at(
+            "tool_choice",
+            "without structural tags, the engine cannot force calls in the format of this model",
         )
     return calls
 

@@ -93,9 +93,8 @@ def form_of(job: "Job", renderer: "Renderer", *, opens_thought: bool = False) ->
     output, format, settings = renderer.output_format, job.settings.format, job.settings
     has_calls = output.is_harmony or output.calls is not None
     if job.offer.required and not has_calls:
-        raise UnsupportedParameter(
-            "Invalid 'tool_choice': this server cannot force calls in the format of this model.",
-            param="tool_choice",
+        raise UnsupportedParameter.at(
+            "tool_choice", "this server cannot force calls in the format of this model"
         )
     return Form(
         output=output,

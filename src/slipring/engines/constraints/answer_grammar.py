@@ -107,7 +107,7 @@ def write_grammar(encoded: bytes) -> str | None:
     error = _grammar_error(grammar, request.max_states)
     if error is not None:
         param = param_of(form)
-        raise InvalidRequest(f"Invalid '{param}': this cannot be enforced: {error}.", param=param)
+        raise InvalidRequest.at(param, f"this cannot be enforced: {error}")
     return grammar
 
 

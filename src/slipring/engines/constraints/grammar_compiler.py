@@ -39,9 +39,7 @@ class Compiler:
         for each in compilables:
             problem = await self._problem(tenant, each.grammar)
             if problem is not None:
-                raise InvalidRequest(
-                    f"Invalid '{each.param}': this grammar cannot be compiled: {problem}.", param=each.param
-                )
+                raise InvalidRequest.at(each.param, f"this grammar cannot be compiled: {problem}")
 
     async def text_matcher(self, tenant: str, grammar: Grammar) -> TextMatcher:
         """A new matcher for one text. It accepts every text if the grammar cannot be compiled."""

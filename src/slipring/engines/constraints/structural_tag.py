@@ -42,7 +42,7 @@ def structural_tag(shape: Shape) -> str:
     enforce."""
     text = json.dumps({"type": "structural_tag", "format": _format(shape)}, ensure_ascii=False)
     if len(text.encode()) > _MAX_BYTES:
-        raise InvalidRequest("Invalid 'tools': their calls are too complex to be enforced.", param="tools")
+        raise InvalidRequest.at("tools", "their calls are too complex to be enforced")
     return text
 
 
@@ -95,10 +95,7 @@ def _tag(begin: str, content: _Format, end: str) -> _Format:
 def _schema(shape: Json) -> Any:
     schema = json.loads(shape.schema)
     if shape.strict and (ignored := _ignored_keywords(schema)):
-        raise InvalidRequest(
-            f"Invalid '{shape.param}': the engine does not enforce '{min(ignored)}' of this schema.",
-            param=shape.param,
-        )
+        raise InvalidRequest.at(shape.param, f"the engine does not enforce '{min(ignored)}' of this schema")
     return schema
 
 

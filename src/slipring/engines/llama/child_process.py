@@ -66,7 +66,7 @@ log = logging.getLogger("slipring")
 
 _LOAD_TIMEOUT_S = 600.0
 _PREFIX = "slipring-kv-"
-_SCRIPT = str(Path(__file__).with_name("child.py"))
+_SCRIPT = str(Path(__file__).with_name("child_program.py"))
 """Run as a file: as a module, it would first import the package of the engine, of which it uses nothing."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _LOG_BYTES = 65536

@@ -23,7 +23,7 @@ from slipring.engines.llama.answer import LlamaAnswer, LlamaReader, PrefillReade
 from slipring.engines.llama.api import Api, completion_body
 from slipring.engines.llama.options import LlamaOptions, read_options
 from slipring.engines.llama.saved_contexts import SavedContexts
-from slipring.engines.llama.sharing import EmbeddedOwner
+from slipring.engines.llama.slot_shares import EmbeddedOwner
 from slipring.engines.llama.slots import SlotRequest, Slots, common_tokens
 from slipring.engines.remote.admission_and_retries import JobQueue
 from slipring.engines.remote.answer_reader import CutOff

@@ -26,7 +26,7 @@ from slipring.engines.remote.http_failures import (
     RedirectedElsewhere,
     Unreachable,
     Unreadable,
-    failures,
+    failure_of,
 )
 
 Answered = Callable[[Mapping[str, str]], None]
@@ -167,7 +167,7 @@ class HttpClient:
         Only for requests that may be repeated: a server may close a kept connection just when it is used
         again, so a request whose connection breaks is sent once more.
         """
-        with failures():
+        try:
             async with asyncio.timeout(timeout_s):
                 try:
                     return await self._fetch(path, pieces, headers)
@@ -175,6 +175,8 @@ class HttpClient:
                     if self._loop is None:  # closed
                         raise
                     return await self._fetch(path, pieces, headers)
+        except FAILURES as error:
+            raise failure_of(error) from error
 
     async def _fetch(
         self, path: str, pieces: Sequence[bytes] | None, headers: Mapping[str, str] | None
@@ -213,10 +215,12 @@ class HttpClient:
 
     async def status(self, path: str) -> int:
         """GET a path and return the status, whatever the body."""
-        with failures():
+        try:
             answer = await self._ask(path, None)
             answer.release()
             return answer.status
+        except FAILURES as error:
+            raise failure_of(error) from error
 
     async def stream(
         self,
@@ -234,10 +238,12 @@ class HttpClient:
         ``idle_s`` bounds the silence between two reads, not before the first. ``answered`` is called with the
         headers of an answer that is no failure, before ``consumer`` is.
         """
-        with failures():
+        try:
             answer = await self._ask(path, pieces, headers)
             if answer.status // 100 != 2:
                 raise await _bad_status(answer)
+        except FAILURES as error:
+            raise failure_of(error) from error
         is_read = False
         try:
             if answered is not None:
@@ -343,8 +349,10 @@ async def _whole(answer: Answer) -> list[bytes] | None:
         raise Unreadable("a web page instead of an answer")
     if kind != "application/json" and not kind.endswith("+json"):
         return None
-    with failures():
+    try:
         whole = (await _read(answer, LONGEST_EVENT)).removeprefix(BOM)
+    except FAILURES as error:
+        raise failure_of(error) from error
     answer.release()
     # Some servers stream events under the type of a document.
     return Payloads().take(whole + b"\n") if whole.startswith((b"data:", b"event:", b":")) else [whole]

@@ -23,7 +23,7 @@ from http.client import BadStatusLine, RemoteDisconnected
 from typing import Protocol, cast
 
 from slipring.engines.remote.answer_reader import Consumer, Patience, Silence, raise_fault
-from slipring.engines.remote.http_failures import Unreadable, failures
+from slipring.engines.remote.http_failures import FAILURES, Unreadable, failure_of
 
 _MOST_AT_ONCE = 2**20
 """Bytes of a request that is written at once. A longer one waits for the server to read it."""
@@ -497,13 +497,15 @@ class EventStream:
             while not at_end and not self._has_enough:
                 if self._has_read:
                     silence.begins()
-                with failures():
+                try:
                     await answer.push(self._push)
                     if self._waiting is None and not self._has_enough:
                         # What was not pushed: it has arrived already, or is the end.
                         piece = await answer.read()
                         at_end = not piece
                         self._push(piece or b"\n")  # the last line need not end
+                except FAILURES as error:
+                    raise failure_of(error) from error
                 silence.since = None
                 if self._waiting is not None:
                     await self._waiting

@@ -1,8 +1,7 @@
 """What can go wrong with a request to the server of an engine. Callers translate it for operators or API
 clients."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from http.client import HTTPException
 
 from slipring.base.connection_failures import reason
@@ -53,16 +52,8 @@ FAILURES = (HTTPException, OSError)
 """What is raised if a request fails on the way. ``TimeoutError`` is an ``OSError``."""
 
 
-@contextmanager
-def failures() -> Iterator[None]:
-    """Raise what goes wrong on the way as an ``HttpFailure``."""
-    try:
-        yield
-    except FAILURES as error:
-        raise failure_of(error) from error
-
-
 def failure_of(error: Exception) -> HttpFailure:
+    """One of ``FAILURES`` as an ``HttpFailure``."""
     if isinstance(error, CannotConnect) and isinstance(error.__cause__, TimeoutError):
         return ConnectTimedOut("timed out")
     if isinstance(error, TimeoutError):

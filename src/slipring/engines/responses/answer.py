@@ -31,7 +31,7 @@ from slipring.core.generation import (
     UpstreamItemStarted,
 )
 from slipring.engines.remote.answer_reader import token_count
-from slipring.engines.responses import faults
+from slipring.engines.responses import reported_errors
 from slipring.engines.responses.context import without_id
 from slipring.engines.responses.events import Event, EventLogprob, EventTokenLogprobs, OtherEvent
 from slipring.protocol import events, items, wire
@@ -60,33 +60,14 @@ _HOSTED = frozenset(
 )
 """Items of tools that a server runs. They pass through if the upstream is to run these tools."""
 _USED = frozenset({"message", "reasoning", *_CALLS, *_CLIENT_CALLS, *_HOSTED})
+_PASSED = tuple(
+    f"response.{item}"
+    for item in ("mcp_", "web_search_", "file_search_", "code_interpreter_", "image_generation_")
+)
 _EVENTS: dict[str, type[events.CallEvent]] = {
-    str(kind.__struct_config__.tag): kind
-    for kind in (
-        events.McpListToolsInProgress,
-        events.McpListToolsCompleted,
-        events.McpListToolsFailed,
-        events.McpCallInProgress,
-        events.McpCallArgumentsDelta,
-        events.McpCallArgumentsDone,
-        events.McpCallCompleted,
-        events.McpCallFailed,
-        events.WebSearchCallInProgress,
-        events.WebSearchCallSearching,
-        events.WebSearchCallCompleted,
-        events.FileSearchCallInProgress,
-        events.FileSearchCallSearching,
-        events.FileSearchCallCompleted,
-        events.CodeInterpreterCallInProgress,
-        events.CodeInterpreterCallCodeDelta,
-        events.CodeInterpreterCallCodeDone,
-        events.CodeInterpreterCallInterpreting,
-        events.CodeInterpreterCallCompleted,
-        events.ImageGenerationCallInProgress,
-        events.ImageGenerationCallGenerating,
-        events.ImageGenerationCallPartialImage,
-        events.ImageGenerationCallCompleted,
-    )
+    tag: kind
+    for kind in events.CallEvent.__subclasses__()
+    if (tag := str(kind.__struct_config__.tag)).startswith(_PASSED)
 }
 """The events about items that pass through."""
 _COMMON = frozenset(events.CallEvent.__struct_fields__)
@@ -216,7 +197,7 @@ class ResponsesAnswer:
     def take(self, event: Event) -> list[Delta]:
         """Return the deltas that an event makes. Raises the error that it reports."""
         if event.type == "error":
-            raise faults.from_error_event(event)
+            raise reported_errors.from_error_event(event)
         reader = self._readers.get(event.type)
         if reader is None:
             kind = _EVENTS.get(event.type)
@@ -488,7 +469,7 @@ class ResponsesAnswer:
         return []
 
     def _failed(self, event: Event) -> list[Delta]:
-        raise faults.from_failed_response(bytes(event.response))
+        raise reported_errors.from_failed_response(bytes(event.response))
 
     def _finished(
         self, response: _Response, reason: Literal["stop", "max_output_tokens", "content_filter"]

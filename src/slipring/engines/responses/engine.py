@@ -30,14 +30,13 @@ from slipring.engines.base import Level
 from slipring.engines.remote.admission_and_retries import Admission, Retryable
 from slipring.engines.remote.answer_reader import AnswerReader, CutOff, Patience, SteeredCut
 from slipring.engines.remote.upstream import RemoteEngine, Upstream
-from slipring.engines.responses import context, faults
+from slipring.engines.responses import context, reported_errors
 from slipring.engines.responses.answer import ResponsesAnswer
 from slipring.engines.responses.events import Event, decode_event
-from slipring.engines.responses.faults import ContextLost, LanesUnsupported
 from slipring.engines.responses.options import ResponsesOptions, read_options
 from slipring.engines.responses.pool import PATH, Pool, Route, SocketsUnsupported
-from slipring.engines.responses.position_codec import PositionCodec
-from slipring.engines.responses.positions import KeptStep, Position, earlier_step, position_of
+from slipring.engines.responses.positions import KeptStep, Position, PositionCodec, earlier_step, position_of
+from slipring.engines.responses.reported_errors import ContextLost, LanesUnsupported
 from slipring.engines.responses.request_body import count_body, create_body
 from slipring.engines.responses.sockets import MOST_FRAME_BYTES
 
@@ -49,7 +48,7 @@ _POSTS_S = 60.0
 """How long requests are POSTs after an upgrade that was not answered."""
 _ROOM = 64 * 1024
 """Bytes of a frame that are left for everything but items, tools and instructions."""
-_CAPABILITIES = Capabilities(logprobs=True, images=True, files=True)
+_CAPABILITIES = Capabilities(logprobs=True, images=True, resolves_urls=True, files=True)
 """Of every model: servers do not list them, and refuse what a model cannot do."""
 _ENCRYPTED = "encrypted"
 """Occurs in messages of servers that cannot decrypt what they are sent."""
@@ -115,7 +114,7 @@ class ResponsesEngine(RemoteEngine):
                 finished.position = self._position_of_cut(job)
                 run.last = [finished]  # the next turn sends the whole context
             except ApiError as error:
-                raise faults.without_ids(error, job.upstream_tools) from error.__cause__
+                raise reported_errors.without_ids(error, job.upstream_tools) from error.__cause__
         # After ticket and lane are given back: a slow reader must not hold up other jobs.
         await deliver(emit, run.last)
 

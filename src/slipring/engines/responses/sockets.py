@@ -21,9 +21,9 @@ from aiohttp import WSMsgType
 from slipring.base.aiohttp_internals import transport_of
 from slipring.base.errors import ApiError, ServerError
 from slipring.engines.remote.answer_reader import AnswerReader, Patience, Silence, raise_fault
-from slipring.engines.responses import faults
+from slipring.engines.responses import reported_errors
 from slipring.engines.responses.events import TERMINAL, Event, decode_event
-from slipring.engines.responses.faults import ContextLost, LanesUnsupported
+from slipring.engines.responses.reported_errors import ContextLost, LanesUnsupported
 
 MOST_FRAME_BYTES = 16 * 2**20
 """The longest message that upstreams accept."""
@@ -317,7 +317,7 @@ class Socket:
         if event.stream_id is None and self._is_without_lanes(event.type):
             return
         lane = self._lanes.get(event.stream_id)
-        if event.type == "error" and faults.code_of(event) == "websocket_connection_limit_reached":
+        if event.type == "error" and reported_errors.code_of(event) == "websocket_connection_limit_reached":
             # About the connection: responses that have begun may still complete.
             self.retired = True
             if lane is not None and lane.heard:

@@ -26,10 +26,11 @@ from slipring.engines.tokens.model_files import ModelInfo, read_tokenizer
 from slipring.engines.tokens.server_constraints import is_newer
 from slipring.engines.tokens.session_server import (
     Mismatch,
+    Offer,
     SessionServer,
     SessionServerOptions,
 )
-from slipring.engines.tokens.sessions import Addressed, Protocol, Sessions
+from slipring.engines.tokens.sessions import Addressed, Protocol
 from slipring.engines.tokens.token_answer import Piece, PieceParser
 from slipring.engines.tokens.token_server import (
     Fault,
@@ -69,7 +70,6 @@ class SglangEngine(SessionServer):
     async def start(self) -> None:
         await super().start()
         info = await self._server_info()
-        self.sessions = self._open_sessions(info)
         if info.get("enable_session_radix_cache") is True:
             self.chain_ends = ChainEnds(self._close_chain)
 
@@ -146,23 +146,18 @@ class SglangEngine(SessionServer):
         expected = sent.total if session else None
         return Request("/generate", pieces, headers, partial(_Parser, self, expected))
 
-    def _open_sessions(self, info: dict[str, Any]) -> Sessions | None:
-        """Where sessions are kept; None if there are none at this server."""
-        options = self.options
-        if options.sessions == "off" or not options.max_sessions:
-            return None
-        if options.sessions == "auto" and not _has_sessions(info):
-            return None
+    async def offered_sessions(self) -> Offer:
+        info = await self._server_info()
+        if self.options.sessions == "auto" and (missing := _missing_sessions(info)):
+            return missing
         running, tokens = _capacity(info)
-        most = options.max_sessions if running is None else min(options.max_sessions, max(running // 2, 1))
-        return Sessions(
-            Protocol("SGLang", self._open_session, self._close_session, keeps_last=True),
-            most=most,
-            # What sessions hold cannot be evicted by the server: half of its cache stays for all else.
-            most_tokens=None if tokens is None else tokens // 2,
-            idle_s=options.session_idle_s,
-            schedule=self.schedule,
+        # What sessions hold cannot be evicted by the server: half of its cache stays for all else.
+        return Offer(
+            None if running is None else max(running // 2, 1), None if tokens is None else tokens // 2
         )
+
+    def session_protocol(self) -> Protocol:
+        return Protocol("SGLang", self._open_session, self._close_session, keeps_last=True)
 
     async def _open_session(self, session_id: str, route: str) -> None:
         # The capacity is a field of old, which must be there and has no effect.
@@ -227,10 +222,25 @@ class SglangEngine(SessionServer):
         return ""
 
 
-def _has_sessions(info: dict[str, Any]) -> bool:
-    """Whether a server takes streaming sessions. One with several data-parallel ranks does not say which of
-    them has a session."""
-    return info.get("enable_streaming_session") is True and info.get("dp_size") in (None, 1)
+def _missing_sessions(info: dict[str, Any]) -> Offer | None:
+    """Why a server has no sessions that can be used; None if it has."""
+    if info.get("enable_streaming_session") is not True:
+        return Offer(refused="the server has none; start it with --enable-streaming-session")
+    ranks, processes = info.get("dp_size"), info.get("tokenizer_worker_num")
+    reasons = {
+        # The server does not say which rank has a session.
+        f"data parallelism ({ranks} ranks)": ranks not in (None, 1),
+        f"several API processes ({processes})": processes not in (None, 1),
+        f"speculative decoding ({info.get('speculative_algorithm')})": bool(
+            info.get("speculative_algorithm")
+        ),
+        "KV transfer": info.get("disaggregation_mode") not in (None, "null"),
+        "a model with state beside its KV cache": info.get("uses_mamba_radix_cache") is True,
+    }
+    found = [name for name, holds in reasons.items() if holds]
+    if not found:
+        return None
+    return Offer(refused=f"they are not known to be right with {', '.join(found)}", is_fault=True)
 
 
 def _capacity(info: dict[str, Any]) -> tuple[int | None, int | None]:

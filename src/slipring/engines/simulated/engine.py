@@ -24,9 +24,17 @@ from slipring.core.generation import (
 )
 from slipring.engines.base import Engine, Level
 from slipring.engines.remote.admission_and_retries import JobQueue
-from slipring.engines.simulated.context import PrefixCache, Tally, begin_last_item, position_of, tally_job
+from slipring.engines.simulated.context import (
+    PrefixCache,
+    Tally,
+    Trace,
+    begin_last_item,
+    position_of,
+    tally_job,
+    trace_job,
+)
 from slipring.engines.simulated.options import SimulatedOptions, read_options
-from slipring.engines.simulated.pace import Pace, Ticks
+from slipring.engines.simulated.pace import Pace, Ticks, TimedTokens
 from slipring.engines.simulated.plan import (
     AnswerStep,
     Content,
@@ -37,8 +45,6 @@ from slipring.engines.simulated.plan import (
     prepare,
 )
 from slipring.engines.simulated.script import Script, read_script
-from slipring.engines.simulated.timed_tokens import TimedTokens
-from slipring.engines.simulated.trace import Trace, trace_job
 from slipring.observation import live
 
 

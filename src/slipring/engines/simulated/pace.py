@@ -1,4 +1,4 @@
-"""The schedule of an answer's tokens, counted from its beginning so that small delays do not add up.
+"""Emits the tokens of an answer on a schedule, counted from its beginning so that small delays do not add up.
 
 The time that the simulation itself needs is part of the simulated decoding time, as long as it is shorter.
 Answers whose next tokens are due within the same millisecond are woken together, as an engine that decodes a
@@ -7,8 +7,11 @@ batch yields a token of each.
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from heapq import heappop, heappush
+from typing import Protocol
+
+from slipring.core.generation import Delta, Emit
 
 _MAX_LAG_S = 1.0
 """How far behind schedule an answer may catch up in one burst. A real model decodes on while the server is
@@ -103,3 +106,52 @@ class Pace:
         tokens = min(max(int((now_s + _EARLY_S - since_s) / interval_s), 1), _MOST_AT_ONCE)
         self._due_s = since_s + tokens * interval_s
         return tokens
+
+
+class Tokens(Protocol):
+    """The tokens of an answer, in order."""
+
+    def has_next(self) -> bool:
+        """Whether another token follows. Asked before the token is due."""
+
+    def take(self, count: int) -> list[Delta]:
+        """The deltas of the next tokens, ``count`` of them unless the answer ends before; a token may have
+        none."""
+
+
+class TimedTokens:
+    """Emits tokens from callbacks of the event loop; only a client that does not keep up is waited for in a
+    task."""
+
+    __slots__ = ("_emit", "_pace", "_stopped", "_tokens")
+
+    def __init__(self, tokens: Tokens, pace: Pace, emit: Emit) -> None:
+        self._tokens = tokens
+        self._pace = pace
+        self._emit = emit
+        self._stopped: asyncio.Future[Awaitable[None] | None]
+        """Done when no timer is set: with what has to be awaited, or None if there are no more tokens.
+        Cancelled with the task that waits for it, after which nothing is emitted."""
+
+    async def run(self) -> None:
+        """Emit all tokens."""
+        loop = asyncio.get_running_loop()
+        while self._tokens.has_next():
+            self._stopped = loop.create_future()
+            self._pace.call_next(self._emit_due)
+            if (waiting := await self._stopped) is not None:
+                await waiting
+
+    def _emit_due(self) -> None:
+        if self._stopped.done():
+            return
+        try:
+            deltas = self._tokens.take(self._pace.due())
+            waiting = self._emit(deltas) if deltas else None
+            if waiting is None and self._tokens.has_next():
+                self._pace.call_next(self._emit_due)
+                return
+        except Exception as error:
+            self._stopped.set_exception(error)
+        else:
+            self._stopped.set_result(waiting)

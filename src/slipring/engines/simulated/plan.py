@@ -166,7 +166,7 @@ def pieces(text: str, count: int) -> list[str]:
 
 class PlannedAnswer:
     """The tokens of a job's answer, up to the next interruption, the job's limit or a stop that it asks for.
-    Implements ``timed_tokens.Tokens``."""
+    Implements ``pace.Tokens``."""
 
     __slots__ = (
         "_has_ended",

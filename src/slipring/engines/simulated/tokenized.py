@@ -1,14 +1,18 @@
 """The simulated engine with a vocabulary: everything but the decoding is real.
 
 Contexts are rendered, tokenized, continued and counted as for engines that take token ids. Planned answers
-are encoded as ids and emitted one id at a time.
+are encoded as ids and emitted one id at a time. The prefix cache has blocks, like that of engines with a
+paged KV cache: each block's digest covers all tokens up to its end, so that a history that is sent again in
+full finds the blocks of a chain, and vice versa.
 """
 
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from slipring.base.errors import StartupError
 from slipring.core.generation import (
@@ -23,12 +27,10 @@ from slipring.core.generation import (
 )
 from slipring.engines.base import Engine, Level
 from slipring.engines.remote.admission_and_retries import JobQueue
-from slipring.engines.simulated.blocks import BlockCache, Blocks
+from slipring.engines.simulated.context import Trace, trace_job
 from slipring.engines.simulated.options import SimulatedOptions
-from slipring.engines.simulated.pace import Pace, Ticks
+from slipring.engines.simulated.pace import Pace, Ticks, TimedTokens
 from slipring.engines.simulated.plan import Content, prepare
-from slipring.engines.simulated.timed_tokens import TimedTokens
-from slipring.engines.simulated.trace import Trace, trace_job
 from slipring.engines.simulated.wording import Wording
 from slipring.engines.tokens.job_rendering import accepted, count, foresee, render
 from slipring.engines.tokens.model_files import (
@@ -45,6 +47,52 @@ from slipring.prompts.rendering import EncodedIds, Rendered, Renderer, Rendering
 from slipring.prompts.tokenization.tokenizer import Tokenizer, UnknownVocabulary
 from slipring.protocol.items import Item
 
+BLOCK_TOKENS = 32
+_BLOCK_BYTES = 4 * BLOCK_TOKENS
+_MAX_BLOCKS = 262_144
+
+
+class Blocks(Struct, frozen=True):
+    """A context in blocks: the digest of the last whole block, and the ids after it."""
+
+    digest: bytes
+    tokens: int = 0
+    """In whole blocks."""
+    rest: bytes = b""
+    """The ids after the last whole block, four bytes each."""
+
+
+class BlockCache:
+    """The digests of the blocks that were read. Evicts the least recently used."""
+
+    def __init__(self) -> None:
+        self._seen: OrderedDict[bytes, None] = OrderedDict()
+
+    def start(self, tenant: str) -> Blocks:
+        """The empty context of a tenant. The digests of tenants differ, so that no tenant can learn from the
+        cache what another has sent."""
+        return Blocks(blake2b(tenant.encode(), digest_size=16).digest())
+
+    def read(self, before: Blocks, steps: Iterable[EncodedIds]) -> tuple[Blocks, int]:
+        """Append steps to a context. Returns the longer context, and how many tokens from its beginning were
+        cached already."""
+        seen = self._seen
+        digest = before.digest
+        known = not before.tokens or digest in seen
+        cached = before.tokens if known else 0
+        data = before.rest + b"".join(step.ids.tobytes() for step in steps)
+        whole = len(data) - len(data) % _BLOCK_BYTES
+        for at in range(0, whole, _BLOCK_BYTES):
+            digest = blake2b(digest + data[at : at + _BLOCK_BYTES], digest_size=16).digest()
+            known = known and digest in seen
+            cached += BLOCK_TOKENS * known
+            seen[digest] = None
+            seen.move_to_end(digest)
+        while len(seen) > _MAX_BLOCKS:
+            seen.popitem(last=False)
+        return Blocks(digest, before.tokens + whole // 4, data[whole:]), cached
+
+
 _PACKAGED = "smollm2"
 _OUTPUT_TYPES = frozenset({"function_call_output", "custom_tool_call_output", "tool_search_output"})
 
@@ -59,7 +107,7 @@ class Known(Rendered, frozen=True, eq=False):
 
 
 class _PlannedIds:
-    """The ids of an answer, which decodes them. Implements ``timed_tokens.Tokens``."""
+    """The ids of an answer, which decodes them. Implements ``pace.Tokens``."""
 
     __slots__ = ("_answer", "_end", "_has_ended", "_ids", "_taken")
 

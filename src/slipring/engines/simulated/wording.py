@@ -12,7 +12,7 @@ from itertools import cycle, islice
 from slipring.core.generation import Job
 from slipring.engines.simulated.options import SimulatedOptions
 from slipring.engines.simulated.plan import WORDS, Content, input_of, padded
-from slipring.prompts.parsing.call_writer import Call, Piece, answer_pieces
+from slipring.prompts.parsing.call_writer import Call, Piece, answer_pieces, piece_ids
 from slipring.prompts.rendering import Rendered, Renderer
 from slipring.prompts.tokenization.control_token_guard import ControlTokenFinder
 from slipring.prompts.tool_definitions import flat_name
@@ -84,15 +84,4 @@ class Wording:
         return "".join(islice(cycle(self._words), max(answers * self._options.output_tokens - tokens, 0)))
 
     def _encode(self, pieces: Iterable[Piece]) -> list[int]:
-        """Encode marks that are control tokens as such, and each text between them."""
-        encode = self._renderer.vocabulary.encode
-        ids: list[int] = []
-        text = ""
-        for piece in pieces:
-            for part in self._finder.split(piece.text) if piece.is_mark else (piece.text,):
-                if isinstance(part, int):
-                    ids += [*encode(text), part]
-                    text = ""
-                else:
-                    text += part
-        return ids + encode(text)
+        return piece_ids(pieces, self._renderer.vocabulary, self._finder)

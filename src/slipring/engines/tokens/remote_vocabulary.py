@@ -50,9 +50,7 @@ class ServerVocabulary(Vocabulary):
         ids: list[int] = []
         pieces = self._pieces(text)
         if len(pieces) > _MAX_PIECES:  # each may cost a request
-            raise InvalidRequest(
-                f"Invalid 'input': a text spells more than {_MAX_PIECES} control tokens.", param="input"
-            )
+            raise InvalidRequest.at("input", f"a text spells more than {_MAX_PIECES} control tokens")
         for piece in pieces:
             budget.require_splittable(len(piece))  # only the server knows where it could be split
             ids += self._tokenize_cached(piece) if len(piece) <= _CACHED_CHARS else self._tokenize_text(piece)

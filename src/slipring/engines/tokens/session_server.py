@@ -1,8 +1,10 @@
 """What token servers with sessions share: a turn of a chain sends its new ids only, if it can."""
 
+import logging
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from slipring.base.errors import ApiError, ServerError, StartupError, forget_frames
 from slipring.core.generation import Delta, Emit, Finished, Job, Prefill
@@ -11,7 +13,7 @@ from slipring.engines.options import option
 from slipring.engines.remote.admission_and_retries import GatewayFailed, RequestFailed, Retryable
 from slipring.engines.remote.upstream import affinity_key
 from slipring.engines.tokens.job_rendering import position_of
-from slipring.engines.tokens.sessions import Addressed, Lease, Sessions
+from slipring.engines.tokens.sessions import Addressed, Lease, Protocol, Sessions
 from slipring.engines.tokens.token_answer import TokenAnswer, TokenReader
 from slipring.engines.tokens.token_server import (
     JobExchange,
@@ -22,11 +24,14 @@ from slipring.engines.tokens.token_server import (
 )
 from slipring.prompts.rendering import Rendered
 
+log = logging.getLogger("slipring")
+
 _LEAST_AHEAD = 64
 """A session reads ahead no fewer tokens at once."""
 _MOST_AHEAD = 1024
 """And no more: the next turn waits until they are read."""
 _CHOICES = ("auto", "on", "off")
+_OWN_SETTINGS = "strict tools, required calls, formats, grammars, seeds, biases or log probabilities"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +47,21 @@ class SessionServerOptions(TokenServerOptions):
     session_idle_s: float = option(600.0, "seconds after which an idle session is closed", least=1)
 
 
+class Offer(NamedTuple):
+    """The sessions that a server offers."""
+
+    most: int | None = None
+    """How many may be open; None if the server does not say."""
+    most_tokens: int | None = None
+    """How many tokens all of them may hold; None if the server does not say."""
+    refused: str = ""
+    """Why there are none, in one line; empty if there are."""
+    is_fault: bool = False
+    """Whether operators should know that there are none: the server was started with sessions."""
+    whole: str = ""
+    """Why turns with settings of their own are sent whole, in one line; empty if they are not."""
+
+
 class Mismatch(ServerError):
     """The server has read another prompt than the one that was meant."""
 
@@ -52,6 +72,8 @@ class SessionServer(TokenServer):
     options: SessionServerOptions
     sessions: Sessions | None = None
     """Set by ``start`` if the server has them and they are wanted."""
+    offer: Offer = Offer()
+    """Set by ``ask_for_sessions``."""
 
     def __init__(self, options: SessionServerOptions) -> None:
         super().__init__(options)
@@ -59,6 +81,51 @@ class SessionServer(TokenServer):
             raise StartupError(
                 f"--engine {self.name}: option 'sessions' must be auto, on or off, not '{options.sessions}'"
             )
+
+    async def start(self) -> None:
+        await super().start()
+        await self.ask_for_sessions()
+        options, offer = self.options, self.offer
+        if offer.refused:
+            if options.sessions == "on":
+                raise StartupError(f"--engine {self.name}: {options.url}: {offer.refused}")
+            if offer.is_fault:
+                log.warning("%s: sessions are not used: %s", options.url, offer.refused)
+            return
+        if offer.whole:
+            log.warning("%s: sessions are %s", options.url, self.session_use)
+        self.sessions = Sessions(
+            self.session_protocol(),
+            most=options.max_sessions if offer.most is None else min(options.max_sessions, offer.most),
+            most_tokens=offer.most_tokens,
+            idle_s=options.session_idle_s,
+            schedule=self.schedule,
+        )
+
+    async def ask_for_sessions(self) -> None:
+        """Find out which sessions the server offers."""
+        if self.options.sessions == "off" or not self.options.max_sessions:
+            self.offer = Offer(refused="they are switched off")
+        else:
+            self.offer = await self.offered_sessions()
+
+    @property
+    def session_use(self) -> str:
+        if self.offer.refused:
+            return f"not used: {self.offer.refused}"
+        if self.sessions is not None and (refusal := self.sessions.refusal):
+            return f"not opened at present: {refusal}"
+        if self.offer.whole:
+            return f"used, but turns with {_OWN_SETTINGS} are sent whole: {self.offer.whole}"
+        return "used"
+
+    @abstractmethod
+    async def offered_sessions(self) -> Offer:
+        """Ask the server for its sessions. The option ``sessions`` is ``auto`` or ``on``."""
+
+    @abstractmethod
+    def session_protocol(self) -> Protocol:
+        """How its sessions are opened and closed."""
 
     async def close(self) -> None:
         if self.sessions is not None:
@@ -83,7 +150,9 @@ class SessionServer(TokenServer):
     def distrust_sessions(self) -> None:
         """Use no more sessions: what the server holds in one is not what was sent."""
         if self.sessions is not None:
-            self.sessions.refuse()
+            self.sessions.refuse(
+                "the server held another context than it was sent, so they are not used again"
+            )
 
     async def prefill(self, prefill: Prefill) -> int:
         sessions, job = self.sessions, prefill.job

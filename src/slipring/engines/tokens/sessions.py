@@ -153,10 +153,19 @@ class Sessions:
         """Whether sessions are not used any more."""
         self._refused_until: dict[str, float] = {}
         """Until when no session is opened on a replica."""
+        self._refusal = ""
+        """Why none is opened, where that is so."""
         self._loop = asyncio.get_running_loop()
 
     def __len__(self) -> int:
         return len(self._open)
+
+    @property
+    def refusal(self) -> str:
+        """Why no session is opened at present, on some replica at least, in one line; empty if all may be."""
+        now = time.monotonic()
+        is_paused = any(now < until for until in self._refused_until.values())
+        return self._refusal if self._is_refused or is_paused else ""
 
     async def lease(self, job: Job, sent: Rendered) -> Lease | None:
         """The session that the job's parent left or, for a chain that is continued for the first time, a new
@@ -248,15 +257,16 @@ class Sessions:
         now = time.monotonic()
         self._refused_until = {name: at for name, at in self._refused_until.items() if at > now}
         self._refused_until[self._replica_of(route)] = now + _PAUSE_S
+        self._refusal = str(error)
 
     def release(self, loop: str) -> None:
         """Close the session of a loop whose context need not be kept any longer."""
         for session in [each for each in self._open.values() if each.loop == loop and not each.is_busy]:
             self._discard(session)
 
-    def refuse(self) -> None:
+    def refuse(self, why: str) -> None:
         """Use no more sessions: none is opened, and those that are in use are closed after that."""
-        self._is_refused = True
+        self._is_refused, self._refusal = True, why
         for session in [each for each in self._open.values() if not each.is_busy]:
             self._discard(session)
 

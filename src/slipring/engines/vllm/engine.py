@@ -6,7 +6,6 @@ If the server has loaded the plugin of ``sessions_plugin``, turns of a chain sen
 """
 
 import asyncio
-import logging
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -35,8 +34,8 @@ from slipring.engines.tokens.remote_vocabulary import (
     tokenizer_errors,
 )
 from slipring.engines.tokens.server_constraints import is_newer
-from slipring.engines.tokens.session_server import SessionServer, SessionServerOptions
-from slipring.engines.tokens.sessions import Addressed, Protocol, Sessions
+from slipring.engines.tokens.session_server import Offer, SessionServer, SessionServerOptions
+from slipring.engines.tokens.sessions import Addressed, Protocol
 from slipring.engines.tokens.token_answer import Piece, PieceParser
 from slipring.engines.tokens.token_server import (
     Fault,
@@ -50,8 +49,6 @@ from slipring.prompts.rendering import Rendered
 from slipring.prompts.tokenization.tokenizer import Vocabulary
 from slipring.protocol import wire
 from slipring.protocol.responses import Logprob, TopLogprob
-
-log = logging.getLogger("slipring")
 
 _OLDEST = "0.11"
 """The oldest version that returns the ids it emits and takes ``structured_outputs``."""
@@ -89,8 +86,6 @@ class VllmEngine(SessionServer):
     name = "vllm"
     maker = "a vLLM server"
     options: VllmOptions
-    _takes_own_settings = False
-    """Whether a turn in a session may have a constraint, a seed, log probabilities or biases of its own."""
 
     def __init__(self, options: VllmOptions) -> None:
         super().__init__(options)
@@ -102,7 +97,6 @@ class VllmEngine(SessionServer):
 
     async def start(self) -> None:
         await super().start()
-        self.sessions = await self._open_sessions()
         if self.options.report_ends:
             self.chain_ends = ChainEnds(self._report_end)
 
@@ -162,7 +156,7 @@ class VllmEngine(SessionServer):
         has_own = (
             constraint is not None or settings.seed is not None or settings.logit_bias or settings.logprobs
         )
-        return self._takes_own_settings or not job.generate or not has_own
+        return not self.offer.whole or not job.generate or not has_own
 
     def write_in_session(
         self, job: Job, sent: Rendered, addressed: Addressed, limit: int, constraint: Constraint | None
@@ -193,33 +187,19 @@ class VllmEngine(SessionServer):
         headers = self._upstream.affinity_headers(job)
         return Request(_SESSIONS, pieces, headers, partial(_Parser, self, job.settings.top_logprobs))
 
-    async def _open_sessions(self) -> Sessions | None:
-        """Where sessions are kept; None if there are none at this server."""
-        options = self.options
-        if options.sessions == "off" or not options.max_sessions:
-            return None
+    async def offered_sessions(self) -> Offer:
         try:
             limits = msgspec.convert(await self.query(_SESSIONS), _SessionLimits)
-        except (HttpFailure, msgspec.ValidationError) as error:
-            if options.sessions == "auto":
-                return None
-            raise StartupError(
-                f"--engine vllm: {options.url} has no sessions; start it with VLLM_PLUGINS=slipring_sessions"
-            ) from error
+        except HttpFailure:
+            return Offer(refused="the server has none; start it with VLLM_PLUGINS=slipring_sessions")
+        except msgspec.ValidationError:
+            return Offer(refused="the server has the plugin of another version of slipring", is_fault=True)
         if not limits.most_sessions:
-            found = f"{options.url}: {limits.refused or 'no sessions are opened'}"
-            if options.sessions == "on":
-                raise StartupError(f"--engine vllm: {found}")
-            log.warning("%s", found)
-            return None
-        self._takes_own_settings = not limits.whole
-        return Sessions(
-            Protocol("vLLM", None, self._end_session, keeps_last=False),
-            most=min(options.max_sessions, limits.most_sessions),
-            most_tokens=limits.most_tokens,
-            idle_s=options.session_idle_s,
-            schedule=self.schedule,
-        )
+            return Offer(refused=limits.refused or "no sessions are opened", is_fault=True)
+        return Offer(limits.most_sessions, limits.most_tokens, whole=limits.whole)
+
+    def session_protocol(self) -> Protocol:
+        return Protocol("vLLM", None, self._end_session, keeps_last=False)
 
     async def _end_session(self, session_id: str, route: str) -> None:
         path, headers = f"{_SESSIONS}/{session_id}/end", self._upstream.route_headers(route)
@@ -265,9 +245,9 @@ class _SessionLimits(Struct):
 
     most_sessions: int
     most_tokens: int
-    refused: str = ""
+    refused: str
     """Why it allows none, if so."""
-    whole: str = ""
+    whole: str
     """Why a turn with settings of its own has to be sent whole, if so."""
 
 

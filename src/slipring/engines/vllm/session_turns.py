@@ -37,21 +37,25 @@ def keep_grammars(streaming_update: Any, scheduler: Any) -> None:
             self.compiling_sessions = [*getattr(self, "compiling_sessions", ()), session]
 
     def schedule_beside(self: Any, *args: Any, **named: Any) -> Any:
-        # A session whose grammar is being compiled waits, and keeps its place in the model runner. vLLM
-        # reserves the places of sessions that wait for their next turn, so it is counted as one of them.
+        # A session whose grammar is being compiled waits, and keeps its place in the model runner.
         if not getattr(self, "compiling_sessions", None):
             return schedule(self, *args, **named)
         self.compiling_sessions = [each for each in self.compiling_sessions if _is_compiling(each)]
-        reserved = len(self.compiling_sessions)
-        self.num_waiting_for_streaming_input += reserved
-        try:
-            return schedule(self, *args, **named)
-        finally:
-            self.num_waiting_for_streaming_input -= reserved
+        return with_reserved(self, len(self.compiling_sessions), schedule, *args, **named)
 
     streaming_update.from_request = classmethod(with_grammar)
     scheduler._update_request_as_session = update_as_session
     scheduler.schedule = schedule_beside
+
+
+def with_reserved(scheduler: Any, places: int, schedule: Any, *args: Any, **named: Any) -> Any:
+    """Schedule a step while some sessions, which are not counted, keep their places in the model runner. vLLM
+    reserves the places of sessions that wait for their next turn, so they are counted among these."""
+    scheduler.num_waiting_for_streaming_input += places
+    try:
+        return schedule(scheduler, *args, **named)
+    finally:
+        scheduler.num_waiting_for_streaming_input -= places
 
 
 def _is_compiling(session: Any) -> bool:

@@ -14,6 +14,8 @@ and nothing beyond what vLLM installs.
 
 import asyncio
 import logging
+import math
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any
@@ -25,7 +27,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from slipring.engines.vllm.replica_header import Replica, ReplicaHeader
-from slipring.engines.vllm.session_scheduler import PLUGIN, fault_of, missing_of
+from slipring.engines.vllm.session_scheduler import PLUGIN, fault_of, is_drafting_right, missing_of
 
 log = logging.getLogger("vllm.slipring")
 
@@ -218,33 +220,87 @@ class Sessions:
         return True
 
 
-def limits_of(config: Any, version: str) -> Limits:
-    """What sessions may take of an engine of this version with this ``VllmConfig``: at most half of its
-    requests and of its KV cache, and only what the longest request leaves. Nothing where a session is not
-    known to be right."""
-    parallel, cache, model = config.parallel_config, config.cache_config, config.model_config
-    reasons = {
-        "speculative decoding": config.speculative_config is not None,
-        "data parallelism": parallel.data_parallel_size > 1,
-        "several API processes": getattr(parallel, "_api_process_count", 1) > 1,
-        "KV transfer": config.kv_transfer_config is not None,
-        "a model with state beside its KV cache": model.is_hybrid or model.has_inner_state,
-    }
-    found = [name for name, holds in reasons.items() if holds]
-    if fault := fault_of(version):
-        found.append(fault)
-    tokens = (cache.num_gpu_blocks or 0) * cache.block_size
-    most = max(min(tokens // 2, tokens - model.max_model_len), 0)
-    if not most:
-        found.append("a KV cache that holds no more than one request of the greatest length")
-    if found:
-        refused = f"no sessions are opened, because of {', '.join(found)}"
+class EngineFacts(Struct, frozen=True):
+    """What decides whether sessions are right, of an engine's ``VllmConfig``."""
+
+    vllm: str
+    """The version."""
+    drafts: str
+    """How it drafts tokens (speculative decoding); empty if it does not."""
+    data_parallel_ranks: int
+    api_processes: int
+    transfers_kv: bool
+    has_state: bool
+    """Whether the model has state beside its KV cache, as those with Mamba layers have."""
+    scheduler: str
+    """A scheduler that is not vLLM's own; empty if it is."""
+    kv_tokens: int
+    """What the KV cache holds, as vLLM counts it: layers of different kinds, as those with a sliding window
+    beside others, have blocks of their own."""
+    most_requests: int
+    longest_request: int
+
+    @classmethod
+    def of(cls, config: Any, version: str) -> "EngineFacts":
+        parallel, cache, model = config.parallel_config, config.cache_config, config.model_config
+        drafting, scheduling = config.speculative_config, config.scheduler_config
+        return cls(
+            vllm=version,
+            drafts="" if drafting is None else str(drafting.method),
+            data_parallel_ranks=parallel.data_parallel_size,
+            api_processes=getattr(parallel, "_api_process_count", 1),
+            transfers_kv=config.kv_transfer_config is not None,
+            has_state=bool(model.is_hybrid or model.has_inner_state),
+            scheduler="" if scheduling.scheduler_cls is None else str(scheduling.scheduler_cls),
+            kv_tokens=(cache.num_gpu_blocks or 0) // _kv_groups(config) * cache.block_size,
+            most_requests=scheduling.max_num_seqs,
+            longest_request=model.max_model_len,
+        )
+
+    def faults(self) -> list[str]:
+        """Why sessions are not known to be right, each in a few words."""
+        is_drafting_wrong = bool(self.drafts) and not is_drafting_right(self.drafts, self.vllm)
+        reasons = {
+            f"speculative decoding ({self.drafts})": is_drafting_wrong,
+            f"data parallelism ({self.data_parallel_ranks} ranks)": self.data_parallel_ranks > 1,
+            f"several API processes ({self.api_processes})": self.api_processes > 1,
+            "KV transfer": self.transfers_kv,
+            "a model with state beside its KV cache": self.has_state,
+            f"another scheduler ({self.scheduler})": bool(self.scheduler),
+        }
+        found = [name for name, holds in reasons.items() if holds]
+        if fault := fault_of(self.vllm):
+            found.append(fault)
+        if not self.spare_tokens:
+            found.append("a KV cache that holds no more than one request of the greatest length")
+        return found
+
+    @property
+    def spare_tokens(self) -> int:
+        """At most half of the KV cache, and only what the longest request leaves."""
+        return max(min(self.kv_tokens // 2, self.kv_tokens - self.longest_request), 0)
+
+
+def _kv_groups(config: Any) -> int:
+    """How many groups of layers have blocks of their own, of as many layers each as the rarest kind has."""
+    kinds = getattr(config.model_config.hf_text_config, "layer_types", None)
+    if not kinds or getattr(config.scheduler_config, "disable_hybrid_kv_cache_manager", False):
+        return 1
+    counts = Counter(kinds).values()
+    return sum(math.ceil(count / min(counts)) for count in counts)
+
+
+def limits_of(facts: EngineFacts) -> Limits:
+    """What sessions may take of an engine: at most half of its requests and of its KV cache. Nothing where a
+    session is not known to be right."""
+    if faults := facts.faults():
+        refused = f"no sessions are opened, because of {', '.join(faults)}"
         log.warning("%s", refused)
         return Limits(0, 0, refused)
-    whole = missing_of(version) or ""
+    whole = missing_of(facts.vllm) or ""
     if whole:
         log.warning("turns with strict tools, formats, seeds or log probabilities have no session: %s", whole)
-    return Limits(max(config.scheduler_config.max_num_seqs // 2, 1), most, whole=whole)
+    return Limits(max(facts.most_requests // 2, 1), facts.spare_tokens, whole=whole)
 
 
 class SessionsPlugin:
@@ -257,6 +313,7 @@ class SessionsPlugin:
         self._sessions: Sessions | None = None
         self._replica = Replica()
         self._make_input: Callable[[Turn], Any]
+        self._facts: EngineFacts
 
     def attach_router(self, app: Any) -> None:
         app.add_middleware(ReplicaHeader, replica=self._replica)
@@ -305,7 +362,8 @@ class SessionsPlugin:
 
         self._replica.describe(engine_client.vllm_config)
         self._make_input = make_input
-        self._sessions = Sessions(limits_of(engine_client.vllm_config, vllm.__version__), generate)
+        self._facts = EngineFacts.of(engine_client.vllm_config, vllm.__version__)
+        self._sessions = Sessions(limits_of(self._facts), generate)
 
     async def _status(self, request: Request) -> Response:
         sessions = self._ready()
@@ -318,6 +376,7 @@ class SessionsPlugin:
                 "tokens": sessions.held_tokens,
                 "refused": limits.refused,
                 "whole": limits.whole,
+                "engine": msgspec.structs.asdict(self._facts),
             }
         )
 

@@ -12,8 +12,8 @@ import aiohttp
 from yarl import URL
 
 from slipring.mcp.failures import ConnectionLost, Malformed, McpFailure, RequestRefused, TooLarge, Unreachable
-from slipring.mcp.transports.address_policy import AddressNotPublic, Reach, public_socket
-from slipring.mcp.transports.reserved_addresses import AddressReserved, ReservedAddresses
+from slipring.mcp.transports.public_addresses import AddressNotPublic, Reach, public_socket
+from slipring.mcp.transports.registered_addresses import AddressIsRegistered, RegisteredAddresses
 
 _KEEP_ALIVE_S = 4.0
 """Shorter than what common servers keep idle connections for (5 s): a call that is sent on a connection which
@@ -27,7 +27,7 @@ EVENTS = "text/event-stream"
 class WebClient:
     """The HTTP sessions of a pool: one for each ``Reach``, because a session uses its connections again."""
 
-    def __init__(self, connect_timeout_s: float, reserved: ReservedAddresses) -> None:
+    def __init__(self, connect_timeout_s: float, reserved: RegisteredAddresses) -> None:
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s)
         self.reserved = reserved
         self._sessions: dict[Reach, aiohttp.ClientSession] = {}
@@ -117,7 +117,7 @@ def _explained(error: Exception) -> McpFailure:
     if isinstance(error, aiohttp.ClientSSLError):
         return Unreachable("the MCP server's certificate or TLS is not acceptable")
     if isinstance(error, aiohttp.ClientConnectorError):
-        for kind in (AddressReserved, AddressNotPublic):
+        for kind in (AddressIsRegistered, AddressNotPublic):
             # Several addresses of a name fail with one error that quotes all.
             if isinstance(error.os_error, kind) or kind.reason in str(error.os_error):
                 return RequestRefused(kind.reason)

@@ -17,7 +17,7 @@ cannot carry:
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
@@ -32,6 +32,10 @@ from slipring.prompts.parsing.output_format import (
     PythonCalls,
     TaggedCalls,
 )
+
+if TYPE_CHECKING:  # engines without a tokenizer write calls too
+    from slipring.prompts.tokenization.control_token_guard import ControlTokenFinder
+    from slipring.prompts.tokenization.tokenizer import Vocabulary
 
 _START, _CHANNEL, _MESSAGE, _CONSTRAIN, _END, _, _ = HARMONY_MARKS
 _NEXT_MESSAGE: Final = f"{_END}{_START}assistant"
@@ -67,6 +71,20 @@ class Piece(Struct, frozen=True):
     text: str
     is_mark: bool = False
     """Whether the format wrote it. Only there may a control token of the vocabulary be."""
+
+
+def piece_ids(pieces: Iterable[Piece], vocabulary: "Vocabulary", finder: "ControlTokenFinder") -> list[int]:
+    """The ids of an answer: of marks that are control tokens, and of each text between them."""
+    ids: list[int] = []
+    text = ""
+    for piece in pieces:
+        for part in finder.split(piece.text) if piece.is_mark else (piece.text,):
+            if isinstance(part, int):
+                ids += [*vocabulary.encode(text), part]
+                text = ""
+            else:
+                text += part
+    return ids + vocabulary.encode(text)
 
 
 def write_answer(

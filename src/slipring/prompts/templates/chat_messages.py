@@ -3,11 +3,14 @@
 Consecutive items of the assistant (reasoning, text, calls) become one message. A tool output names the call
 that it answers. ``MessageBuilder`` keeps the pending calls and counts calls, so that a delta converts to the
 same messages as within the whole context.
+
+Imports no library that runs templates: the chat engine writes messages with this, and works without them.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType, structs
@@ -16,7 +19,6 @@ from slipring.base.errors import InvalidRequest
 from slipring.core.chain.head import Head
 from slipring.prompts.parsing.call_writer import Call, answer_pieces
 from slipring.prompts.parsing.output_format import OutputFormat
-from slipring.prompts.templates.template_values import YieldingList, to_json
 from slipring.prompts.tool_definitions import describe, describe_format, describe_found, flat_name
 from slipring.protocol.items import (
     AdditionalTools,
@@ -32,6 +34,33 @@ from slipring.protocol.items import (
 )
 from slipring.protocol.requests import TextFormat
 from slipring.protocol.tools import CallableTool, Toolset
+
+T = TypeVar("T")
+
+
+class YieldingList(list[T]):
+    """A list whose entries are fetched by Python code, so that other threads can run in between."""
+
+    def __iter__(self) -> Iterator[T]:
+        yield from super().__iter__()
+
+    def __getitem__(self, at: Any) -> Any:
+        return super().__getitem__(at)
+
+
+def to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: Sequence[str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """The filter ``tojson`` as templates expect it: Jinja's own would escape for HTML."""
+    item, key = separators if separators is not None else (", " if indent is None else ",", ": ")
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=(item, key), sort_keys=sort_keys
+    )
+
 
 _MAX_DEPTH = 100
 """Nesting of JSON that is passed to a template as a value."""
@@ -297,9 +326,7 @@ def template_tools(tools: Iterable[CallableTool]) -> list[Dict]:
     for tool in tools:
         definition = read_object(describe(tool))
         if definition is None:
-            raise InvalidRequest(
-                "Invalid 'tools': the schema of a tool is nested too deeply, or too large.", param="tools"
-            )
+            raise InvalidRequest.at("tools", "the schema of a tool is nested too deeply, or too large")
         parameters = definition["function"]["parameters"]
         if isinstance(parameters, dict):
             parameters.setdefault("type", "object")

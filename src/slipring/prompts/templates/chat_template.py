@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slipring.base.errors import InvalidRequest
+from slipring.prompts.templates.chat_messages import YieldingList
 from slipring.prompts.templates.template_engines import (
     Jinja2Template,
     MiniJinjaTemplate,
@@ -18,7 +19,6 @@ from slipring.prompts.templates.template_engines import (
     TemplateFailed,
     TemplateRefused,
 )
-from slipring.prompts.templates.template_values import YieldingList
 from slipring.prompts.templates.type_declarations import declare_tools
 
 _MAX_MESSAGE_CHARS = 300  # a template's error message may repeat the client's whole text

@@ -20,7 +20,7 @@ import minijinja
 from jinja2.runtime import Context
 from jinja2.sandbox import SandboxedEnvironment
 
-from slipring.prompts.templates.template_values import YieldingList, to_json
+from slipring.prompts.templates.chat_messages import YieldingList, to_json
 
 FUEL: Final = 2_000_000
 """Steps of one render. 200 messages of a tool loop take about 10,000; an endless loop ends in about 1 s."""

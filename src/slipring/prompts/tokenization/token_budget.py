@@ -29,10 +29,10 @@ class TokenBudget(Struct, frozen=True):
     def require_splittable(self, chars: int) -> None:
         """Raise ``InvalidRequest`` if a run of so many characters may not be tokenized in one piece."""
         if chars > self.unsplit_chars:
-            raise InvalidRequest(
-                f"Invalid 'input': a text has more than {self.unsplit_chars} characters in a row that the"
-                " model's tokenizer cannot split.",
-                param="input",
+            raise InvalidRequest.at(
+                "input",
+                f"a text has more than {self.unsplit_chars} characters in a row that the model's"
+                " tokenizer cannot split",
             )
 
 

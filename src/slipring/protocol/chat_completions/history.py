@@ -15,7 +15,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType, structs
 from slipring.base.errors import InvalidRequest, UnsupportedParameter, quoted
 from slipring.protocol import wire
 from slipring.protocol.chat_completions.answer import CalledCustomTool, CalledFunction
-from slipring.protocol.chat_completions.places import (
+from slipring.protocol.chat_completions.error_paths import (
     CALL,
     CUSTOM_CALL,
     LEGACY_CALL,
@@ -25,7 +25,7 @@ from slipring.protocol.chat_completions.places import (
     Fields,
     Place,
 )
-from slipring.protocol.endpoints.pieces import NOTHING_KNOWN, Known, Piece
+from slipring.protocol.endpoints.resent_messages import NOTHING_KNOWN, Known, Piece
 from slipring.protocol.items import MOST_ITEMS, MOST_PARTS, numbered_call
 
 _API = b"chat "
@@ -243,7 +243,7 @@ class History:
                 piece = self._translate(key, raw, f"messages[{index}]")
             self.pieces.append(piece)
         if not any(piece.json for piece in self.pieces):
-            raise InvalidRequest("Invalid 'messages': no message has content.", param="messages")
+            raise InvalidRequest.at("messages", "no message has content")
 
     def _repeats(self, note: _Note) -> bool:
         """Take a message that was translated before as it is, if its calls and its result have the same
@@ -368,9 +368,7 @@ class History:
             named = f"call with the id {quoted(result.sent_id)}"
         elif result.name is not None:
             param, named = f"{where}.name", f"call of {quoted(result.name)}"
-        raise InvalidRequest(
-            f"Invalid '{param}': no {named} in the messages before it waits for a result.", param=param
-        )
+        raise InvalidRequest.at(param, f"no {named} in the messages before it waits for a result")
 
 
 def _read_message(raw: Raw, where: str) -> ChatMessage:

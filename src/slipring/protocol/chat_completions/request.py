@@ -131,15 +131,11 @@ class ChatRequest(Struct, dict=True):
         for name, value in given.items():
             param = f"chat_template_kwargs.{name[:64]}"
             if name not in ("enable_thinking", "thinking"):
-                raise UnsupportedParameter(
-                    f"Unsupported parameter: '{param}': only 'enable_thinking' and 'thinking' reach the"
-                    " template of a model.",
-                    param=param,
+                raise UnsupportedParameter.at(
+                    param, "only 'enable_thinking' and 'thinking' reach the template of a model"
                 )
             if not isinstance(value, bool):
-                raise InvalidRequest(
-                    f"Invalid '{param}': expected a boolean.", param=param, code="invalid_type"
-                )
+                raise InvalidRequest.at(param, "expected a boolean", code="invalid_type")
             switch = value if switch is None else switch and value
         return switch
 

@@ -24,8 +24,8 @@ from slipring.protocol.chat_completions.completion import (
     moderation_of,
     usage_of,
 )
+from slipring.protocol.chat_completions.error_paths import Places
 from slipring.protocol.chat_completions.logprobs import ChoiceLogprobs
-from slipring.protocol.chat_completions.places import Places
 from slipring.protocol.events import (
     PADDED,
     Completed,

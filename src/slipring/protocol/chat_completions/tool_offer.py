@@ -10,7 +10,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from slipring.base.errors import UnsupportedParameter, quoted
 from slipring.protocol import wire
-from slipring.protocol.chat_completions.places import CUSTOM, FUNCTION, LEGACY_FUNCTION, Place
+from slipring.protocol.chat_completions.error_paths import CUSTOM, FUNCTION, LEGACY_FUNCTION, Place
 from slipring.protocol.chat_completions.request import ChatRequest, short
 from slipring.protocol.definitions import MOST_TOOLS
 
@@ -134,11 +134,10 @@ class ToolOffer:
                     raise wire.explain("Object missing required field `custom`", where)
                 self._add(_custom_tool(tool.custom, where), Place(where, CUSTOM))
             else:
-                raise UnsupportedParameter(
-                    f"Unsupported parameter: '{where}.type': {quoted(tool.type)} is not a tool of this"
-                    " endpoint, which has 'function' and 'custom'. POST /v1/responses also runs tools on the"
-                    " server.",
-                    param=f"{where}.type",
+                raise UnsupportedParameter.at(
+                    f"{where}.type",
+                    f"{quoted(tool.type)} is not a tool of this endpoint, which has 'function' and"
+                    " 'custom'. POST /v1/responses also runs tools on the server",
                 )
 
     def _read_functions(self, functions: Raw | UnsetType) -> None:
@@ -207,10 +206,7 @@ def _read_function_choice(sent: Raw | UnsetType) -> Raw | UnsetType:
 
 def _named(tool: ChatNamedTool, where: str) -> NamedTool:
     if tool.type not in ("function", "custom"):
-        raise UnsupportedParameter(
-            f"Unsupported parameter: '{where}.type': {quoted(tool.type)} is not a tool of this endpoint.",
-            param=f"{where}.type",
-        )
+        raise UnsupportedParameter.at(f"{where}.type", f"{quoted(tool.type)} is not a tool of this endpoint")
     named = tool.function if tool.type == "function" else tool.custom
     if named is None:
         raise wire.explain(f"Object missing required field `{tool.type}`", where)

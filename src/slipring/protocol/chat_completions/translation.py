@@ -11,13 +11,13 @@ from slipring.protocol.chat_completions.completion import (
     moderation_of,
     usage_of,
 )
+from slipring.protocol.chat_completions.error_paths import Places
 from slipring.protocol.chat_completions.history import History
-from slipring.protocol.chat_completions.places import Places
 from slipring.protocol.chat_completions.request import ChatRequest, read_request
 from slipring.protocol.chat_completions.stream import CompletionStream
 from slipring.protocol.chat_completions.tool_offer import ToolOffer
 from slipring.protocol.endpoints import event_blocks
-from slipring.protocol.endpoints.pieces import NOTHING_KNOWN, Known
+from slipring.protocol.endpoints.resent_messages import NOTHING_KNOWN, Known
 from slipring.protocol.endpoints.translation import ErrorReply, Translation
 from slipring.protocol.events import Error, ErrorBody, Event, Failed, ResponseEvent
 from slipring.protocol.requests import (

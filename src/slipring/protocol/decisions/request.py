@@ -117,7 +117,7 @@ def read_questions(sent: Raw) -> list[Asked]:
     wire.require_few(sent, MOST_QUESTIONS, "questions", "questions")
     entries = wire.decode(_raw_list, sent, where="questions")
     if not entries:
-        raise InvalidRequest("Invalid 'questions': there is none.", param="questions")
+        raise InvalidRequest.at("questions", "there is none")
     if len(entries) > MOST_QUESTIONS:
         raise wire.too_many(MOST_QUESTIONS, "questions", "questions")
     asked = [wire.decode(_asked, entry, where=f"questions[{index}]") for index, entry in enumerate(entries)]
@@ -126,16 +126,14 @@ def read_questions(sent: Raw) -> list[Asked]:
             values = [(type(each.value), each.value) for each in question.choices]
             if len(set(values)) < len(values):
                 where = f"questions[{index}].choices"
-                raise InvalidRequest(f"Invalid '{where}': a value occurs twice.", param=where)
+                raise InvalidRequest.at(where, "a value occurs twice")
     return asked
 
 
 def read_input(sent: Raw) -> Raw:
     """``input`` as the Responses API takes it: with text for ``input_json``."""
     if bytes(sent) in _NOTHING:
-        raise InvalidRequest(
-            "Missing required parameter: 'input'.", param="input", code="missing_required_parameter"
-        )
+        raise wire.missing("input")
     if not bytes(sent).startswith(b"["):
         return sent
     wire.require_few(sent, _MOST_ITEMS, "input", "items")
@@ -146,10 +144,8 @@ def read_input(sent: Raw) -> Raw:
 def _read_item(entry: Raw, where: str) -> Raw:
     kind = wire.decode(_item, entry, where=where).type
     if kind not in _ITEM_TYPES:
-        raise InvalidRequest(
-            f"Invalid '{where}.type': '{kind[:64]}' is no item of an input for decisions.",
-            param=f"{where}.type",
-            code="invalid_value",
+        raise InvalidRequest.at(
+            f"{where}.type", f"'{kind[:64]}' is no item of an input for decisions", code="invalid_value"
         )
     if b'"input_json"' not in bytes(entry):
         return entry
@@ -176,15 +172,9 @@ def json_text(data: Raw, where: str) -> str:
     value = wire.decode(_any, data, where=where)
     entries = value if isinstance(value, list) else [value]
     if not all(isinstance(entry, dict) for entry in entries):
-        raise InvalidRequest(
-            f"Invalid '{where}': expected an object, or an array of objects.",
-            param=where,
-            code="invalid_type",
-        )
+        raise InvalidRequest.at(where, "expected an object, or an array of objects", code="invalid_type")
     if _is_large(value):
-        raise InvalidRequest(
-            f"Invalid '{where}': more than {_MOST_LEVELS} levels or {_MOST_VALUES} values.", param=where
-        )
+        raise InvalidRequest.at(where, f"more than {_MOST_LEVELS} levels or {_MOST_VALUES} values")
     return wire.encode(value).decode()
 
 

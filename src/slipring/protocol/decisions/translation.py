@@ -9,7 +9,7 @@ from slipring.protocol import wire
 from slipring.protocol.decisions.answers import Answer, Decision
 from slipring.protocol.decisions.question import INSTRUCTIONS, Question, has_answer, question_of
 from slipring.protocol.decisions.request import read_input, read_questions, read_request
-from slipring.protocol.endpoints.pieces import NOTHING_KNOWN, Known
+from slipring.protocol.endpoints.resent_messages import NOTHING_KNOWN, Known
 from slipring.protocol.endpoints.translation import ErrorReply, Translation
 from slipring.protocol.events import Completed, Error, Event, Failed, Incomplete, ResponseEvent
 from slipring.protocol.requests import CreateRequest, PatternedRequest, ReasoningConfig

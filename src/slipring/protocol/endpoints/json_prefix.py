@@ -8,48 +8,43 @@ import re
 
 _MOST_DEPTH = 190
 """Parsers of clients refuse values that are deeper than 200."""
-_PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
-"""Characters that change nothing within a string."""
-_SPACE = " \t\r\n"
-_LITERALS = {"t": "rue", "f": "alse", "n": "ull"}
-_ESCAPES = '"\\/bfnrt'
-_NUMBERS: dict[str, dict[str, str]] = {
-    "minus": {"0": "zero", "1": "whole"},
-    "zero": {".": "dot", "e": "mark"},
-    "whole": {"0": "whole", "1": "whole", ".": "dot", "e": "mark"},
-    "dot": {"0": "fraction", "1": "fraction"},
-    "fraction": {"0": "fraction", "1": "fraction", "e": "mark"},
-    "mark": {"0": "exponent", "1": "exponent", "+": "sign"},
-    "sign": {"0": "exponent", "1": "exponent"},
-    "exponent": {"0": "exponent", "1": "exponent"},
+_MOST_DIGITS = 4000
+"""Characters of a number. Parsers of clients refuse longer ones, too."""
+_HEX = "[0-9a-fA-F]"
+_PLAIN = r'[^"\\\x00-\x1f]*+'
+_CODE = r"u(?:[0-9a-cefA-CEF]XXX|[dD][0-7]XX|[dD][89abAB]XX\\u[dD][c-fC-F]XX)".replace("X", _HEX)
+_CHARACTERS = re.compile(rf'{_PLAIN}(?:\\(?:["\\/bfnrt]|{_CODE}){_PLAIN})*+')
+"""The text of a string, as far as it has whole characters."""
+_BEGUN_ESCAPE = re.compile(
+    r"\\(?:u(?:[dD][89abAB]XX(?:\\(?:u(?:[dD](?:[c-fC-F]X?)?)?)?)?|X{0,3}))?".replace("X", _HEX)
+)
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?(?:[eE][+-]?[0-9]++)?")
+_BEGUN_NUMBER = re.compile(
+    r"-?(?:(?:0|[1-9][0-9]*+)(?:\.(?:[0-9]++(?:[eE][+-]?[0-9]*+)?)?|[eE][+-]?[0-9]*+)?)?"
+)
+_BEGUN_LITERAL = re.compile("t(?:r(?:ue?)?)?|f(?:a(?:l(?:se?)?)?)?|n(?:u(?:ll?)?)?")
+_LITERALS = ("true", "false", "null")
+_VALUE = '{["-0123456789tfn'
+_ALLOWED = {
+    **{"start": "{", "first key": '"}', "key": '"', "colon": ":", "value": _VALUE},
+    **{"first item": _VALUE + "]", "after": ",]}", "end": ""},
 }
-"""What may follow within a number: ``1`` stands for all digits but zero, ``e`` and ``+`` also for ``E`` and
-``-``."""
-_WHOLE_NUMBERS = ("zero", "whole", "fraction", "exponent")
-
-
-def _digit(char: str) -> str:
-    if char in "123456789":
-        return "1"
-    return "e" if char == "E" else "+" if char == "-" else char
+"""By state: what may follow, outside of strings, after white space."""
 
 
 class JsonPrefix:
     """Follows one text."""
 
-    __slots__ = ("_codepoint", "_high", "_is_key", "_left", "_stack", "_state", "is_broken")
+    __slots__ = ("_after_string", "_begun", "_stack", "_state", "is_broken")
 
     def __init__(self) -> None:
         self._state = "start"
+        self._after_string = ""
+        """The state that follows the string."""
         self._stack: list[str] = []
         """What closes the open objects and lists."""
-        self._is_key = False
-        """Whether the string is the key of an object."""
-        self._left = ""
-        """What follows of a literal; in an escape, the digits so far."""
-        self._high = False
-        """Whether the first half of a pair of surrogates was escaped."""
-        self._codepoint = ""
+        self._begun = ""
+        """The beginning of an escape, a number or a literal, at the end of what was accepted."""
         self.is_broken = False
         """Whether the text cannot become a JSON object any more."""
 
@@ -61,111 +56,62 @@ class JsonPrefix:
     def accept(self, piece: str) -> str:
         """The beginning of a piece that may follow what was accepted before: all of it, unless the text
         breaks."""
-        at, size = 0, len(piece)
-        while at < size and not self.is_broken:
-            if self._state == "string" and not self._high:
-                found = _PLAIN.match(piece, at)
-                assert found is not None
-                if (at := found.end()) == size:
-                    break
-            self.is_broken = not self._step(piece[at])
-            at += not self.is_broken
-        return piece[:at]
+        if self.is_broken:
+            return ""
+        text, known = self._begun + piece, len(self._begun)
+        self._begun, at = "", 0
+        while at < len(text) and not self.is_broken:
+            at = self._in_string(text, at) if self._state == "string" else self._between(text, at)
+        return text[known:at]
 
-    def _step(self, char: str) -> bool:
-        """Take the next character; returns whether it may stand here."""
-        state = self._state
-        if state in _NUMBERS:
-            following = _NUMBERS[state].get(_digit(char))
-            if following is not None:
-                self._state = following
-                return True
-            if state not in _WHOLE_NUMBERS:
-                return False
-            self._state = "after"
-            return self._step(char)
-        if state in ("string", "escape", "hex"):
-            return self._in_string(char)
-        if state == "literal":
-            is_next, self._left = char == self._left[0], self._left[1:]
-            self._state = "literal" if self._left else "after"
-            return is_next
-        if char in _SPACE:
-            return True
-        return self._between(char)
+    def _in_string(self, text: str, at: int) -> int:
+        found = _CHARACTERS.match(text, at)
+        assert found is not None
+        at = found.end()
+        if text[at : at + 1] == '"':
+            self._state = self._after_string
+            return at + 1
+        if at < len(text):
+            escape = _BEGUN_ESCAPE.match(text, at)
+            return self._begin(text, at, escape.end() if escape else at)
+        return at
 
-    def _in_string(self, char: str) -> bool:
-        if self._state == "hex":
-            return self._hex(char)
-        if self._state == "escape":
-            if char == "u":
-                self._state, self._codepoint = "hex", ""
-                return True
-            self._state = "string"
-            return char in _ESCAPES and not self._high
-        if char == "\\":
-            self._state = "escape"
-            return True
-        if self._high or char < " ":
-            return False
-        self._state = "colon" if self._is_key else "after"  # only a quotation mark is left
-        return True
+    def _begin(self, text: str, at: int, end: int) -> int:
+        """What is not whole yet is from ``at`` to ``end``; the text breaks there unless it ends there."""
+        self.is_broken = end < len(text)
+        self._begun = text[at:end]
+        return end
 
-    def _hex(self, char: str) -> bool:
-        if char not in "0123456789abcdefABCDEF":
-            return False
-        self._codepoint += char
-        if len(self._codepoint) < 4:
-            return True
-        kind = int(self._codepoint, 16) >> 10
-        self._state = "string"
-        is_paired = (kind == 0x37) == self._high  # the second half of a pair follows its first half only
-        self._high = kind == 0x36
-        return is_paired
-
-    def _between(self, char: str) -> bool:
-        """A character outside of strings, numbers and literals."""
-        state = self._state
-        if state == "start":
-            return char == "{" and self._open(char)
-        if state in ("first key", "key"):
-            if char == '"':
-                self._state, self._is_key = "string", True
-                return True
-            return state == "first key" and self._close(char)
-        if state == "colon":
-            self._state = "value"
-            return char == ":"
-        if state == "after":
-            if char == ",":
-                self._state = "key" if self._stack[-1] == "}" else "value"
-                return True
-            return self._close(char)
-        if state == "end":
-            return False
-        return self._value(char) or (state == "first item" and self._close(char))
-
-    def _value(self, char: str) -> bool:
+    def _between(self, text: str, at: int) -> int:
+        """Take a character outside of strings, or a number or a literal."""
+        char, state, closing = text[at], self._state, self._stack[-1] if self._stack else ""
+        if char in " \t\r\n":
+            return at + 1
+        is_deep = char in "{[" and len(self._stack) == _MOST_DEPTH
+        if char not in _ALLOWED[state] or (char in "]}" and char != closing) or is_deep:
+            self.is_broken = True
+            return at
         if char in "{[":
-            return self._open(char)
-        if char == '"':
-            self._state, self._is_key = "string", False
-        elif char in _LITERALS:
-            self._state, self._left = "literal", _LITERALS[char]
-        elif char in "-0123456789":
-            self._state = "minus" if char == "-" else "zero" if char == "0" else "whole"
+            self._stack.append("}" if char == "{" else "]")
+            self._state = "first key" if char == "{" else "first item"
+        elif char in "]}":
+            self._stack.pop()
+            self._state = "after" if self._stack else "end"
+        elif char == '"':
+            self._state, self._after_string = "string", "colon" if state.endswith("key") else "after"
+        elif char in ",:":
+            self._state = "key" if char == "," and closing == "}" else "value"
         else:
-            return False
-        return True
+            return self._scalar(text, at, _BEGUN_LITERAL if char in "tfn" else _BEGUN_NUMBER)
+        return at + 1
 
-    def _open(self, char: str) -> bool:
-        self._stack.append("}" if char == "{" else "]")
-        self._state = "first key" if char == "{" else "first item"
-        return len(self._stack) <= _MOST_DEPTH
-
-    def _close(self, char: str) -> bool:
-        if not self._stack or char != self._stack[-1]:
-            return False
-        self._stack.pop()
-        self._state = "after" if self._stack else "end"
-        return True
+    def _scalar(self, text: str, at: int, begun: re.Pattern[str]) -> int:
+        """Take a literal or a number. A number that ends the text may go on in the next piece."""
+        found = begun.match(text, at, at + _MOST_DIGITS)
+        assert found is not None
+        end = found.end()
+        is_number = end < len(text) and _NUMBER.fullmatch(text, at, end) is not None
+        if not is_number and found.group() not in _LITERALS:
+            return self._begin(text, at, end)
+        self._state = "after"
+        return end

@@ -1,11 +1,57 @@
-"""JSON bodies of the smaller endpoints: item pages, models, token counts, deletions, turn lists, health."""
+"""JSON bodies of the smaller endpoints: item pages, models, token counts, deletions, turn lists, health.
+
+Codex asks for models in a form of its own with ``GET /v1/models?client_version=…``, or reads it from a file
+that its setting ``model_catalog_json`` names.
+"""
 
 from typing import Literal
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from slipring.protocol.endpoints.codex_models import CodexModel
+from slipring.protocol.items import Effort
 from slipring.protocol.timing import TurnReport
+
+
+class EffortLevel(Struct):
+    """An effort of reasoning that Codex offers to its user."""
+
+    effort: Effort
+    description: str
+
+
+class TruncationPolicy(Struct):
+    """How much of a tool's output Codex sends to the model."""
+
+    limit: int
+    mode: Literal["bytes", "tokens"] = "bytes"
+
+
+class CodexModel(Struct, kw_only=True):
+    """A model in the form of Codex' catalog. All fields without a default are required by some version."""
+
+    slug: str
+    display_name: str
+    description: str
+    base_instructions: str
+    supported_reasoning_levels: list[EffortLevel]
+    visibility: Literal["list", "hide"]
+    priority: int
+    """The model with the lowest number is the default."""
+    truncation_policy: TruncationPolicy
+    input_modalities: list[Literal["text", "image"]]
+    context_window: int | UnsetType = UNSET
+    """In tokens. Codex compacts a context that fills nine tenths of it."""
+    max_context_window: int | UnsetType = UNSET
+    """The most that a user of Codex can set."""
+    default_reasoning_level: Effort | UnsetType = UNSET
+    shell_type: Literal["unified_exec"] = "unified_exec"
+    supported_in_api: Literal[True] = True
+    supports_parallel_tool_calls: Literal[True] = True
+    supports_reasoning_summaries: Literal[True] = True
+    """Whether Codex sends settings of reasoning, the effort among them."""
+    support_verbosity: Literal[False] = False
+    experimental_supported_tools: list[str] = []
+    include_apps_usage_instructions: Literal[False] = False
 
 
 class ItemPage(Struct):
@@ -39,6 +85,8 @@ class ModelObject(Struct):
     id: str
     created: int
     owned_by: str
+    input_modalities: list[Literal["text", "image"]]
+    """What the model takes. Not a field of the API's."""
     object: Literal["model"] = "model"
 
 
@@ -57,6 +105,8 @@ class TurnList(Struct):
 class EngineHealth(Struct):
     name: str
     trouble: str | None
+    sessions: str | None = None
+    """How turns use sessions of its server, in one line; None for engines that have none."""
 
 
 class CheckHealth(Struct):

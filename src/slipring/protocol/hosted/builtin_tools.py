@@ -130,8 +130,6 @@ def with_builtins(tools: Raw | UnsetType, answered: Mapping[int, BuiltinKind]) -
 def unanswered(kind: str, where: str) -> UnsupportedParameter:
     """The refusal of a tool that nothing here answers."""
     param = f"{where}.type"
-    return UnsupportedParameter(
-        f"Unsupported parameter: '{param}': nothing on this server answers tools of type"
-        f" '{kind[:_LONGEST_TYPE]}'. Leave the tool out.",
-        param=param,
+    return UnsupportedParameter.at(
+        param, f"nothing on this server answers tools of type '{kind[:_LONGEST_TYPE]}'. Leave the tool out"
     )

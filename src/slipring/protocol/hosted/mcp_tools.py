@@ -234,19 +234,17 @@ def _require_supported(server: McpTool, where: str) -> None:
     ]
     if len(named) > 1:
         param = f"{where}.{named[1]}"
-        raise InvalidRequest(f"Invalid '{param}': '{named[0]}' is given too; send one of them.", param=param)
+        raise InvalidRequest.at(param, f"'{named[0]}' is given too; send one of them")
     if server.tunnel_id is not None:
         param = f"{where}.tunnel_id"
-        raise UnsupportedParameter(
-            f"Unsupported parameter: '{param}': tunnels belong to OpenAI's own service; this server takes"
-            " 'server_url', or the 'server_label' of a registered server.",
-            param=param,
+        raise UnsupportedParameter.at(
+            param,
+            "tunnels belong to OpenAI's own service; this server takes 'server_url', or the"
+            " 'server_label' of a registered server",
         )
     if server.allowed_callers is not None and "direct" not in server.allowed_callers:
         param = f"{where}.allowed_callers"
-        raise UnsupportedParameter(
-            f"Unsupported parameter: '{param}': this server runs no programs that call tools.", param=param
-        )
+        raise UnsupportedParameter.at(param, "this server runs no programs that call tools")
 
 
 def _require_distinct(servers: Sequence[McpTool]) -> None:
@@ -255,7 +253,5 @@ def _require_distinct(servers: Sequence[McpTool]) -> None:
     labels: set[str] = set()
     for server in servers:
         if server.server_label in labels:
-            raise InvalidRequest(
-                f"Invalid 'tools': two MCP servers have the label '{server.server_label}'.", param="tools"
-            )
+            raise InvalidRequest.at("tools", f"two MCP servers have the label '{server.server_label}'")
         labels.add(server.server_label)

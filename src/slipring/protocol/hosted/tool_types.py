@@ -49,10 +49,9 @@ _outline = msgspec.json.Decoder(_ToolHead)
 def refuse_hosted(tools: Raw | UnsetType) -> None:
     """Refuse a request with a tool that a server runs."""
     for where, outline in _hosted(tools):
-        raise UnsupportedParameter(
-            f"Unsupported parameter: '{where}.type': {outline.noun} is a tool that a server runs, and no"
-            " server runs it for this model.",
-            param=f"{where}.type",
+        raise UnsupportedParameter.at(
+            f"{where}.type",
+            f"{outline.noun} is a tool that a server runs, and no server runs it for this model",
         )
 
 
@@ -63,10 +62,8 @@ def passes_on(tools: Raw | UnsetType) -> bool:
     for where, outline in _hosted(tools):
         found = True
         if outline.type not in _PASSED_ON:
-            raise UnsupportedParameter(
-                f"Unsupported parameter: '{where}.type': {outline.noun} is a tool whose output this server"
-                " cannot pass on.",
-                param=f"{where}.type",
+            raise UnsupportedParameter.at(
+                f"{where}.type", f"{outline.noun} is a tool whose output this server cannot pass on"
             )
     return found
 

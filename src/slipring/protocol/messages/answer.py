@@ -159,11 +159,11 @@ def ending_of(response: Response, wishes: Wishes) -> Ending:
         assert response.usage is not None
         is_spent = response.usage.output_tokens >= wishes.max_tokens
         return Ending("max_tokens" if is_spent else "model_context_window_exceeded")
-    if not isinstance(response.stop_sequence, UnsetType):
-        return Ending("stop_sequence", response.stop_sequence)
     kinds = _Kinds.of(response.output)
     if kinds.calls:
         return Ending("tool_use")
+    if not isinstance(response.stop_sequence, UnsetType):
+        return Ending("stop_sequence", response.stop_sequence)
     return Ending("refusal" if kinds.refuses else "end_turn")
 
 

@@ -5,7 +5,7 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from slipring.base.errors import ApiError, InvalidRequest, Unavailable
+from slipring.base.errors import ApiError, InvalidPrompt, InvalidRequest, Unavailable
 from slipring.protocol.endpoints.translation import ErrorReply
 from slipring.protocol.events import Error
 from slipring.protocol.messages.fields import Fields, dotted, styled_message
@@ -32,6 +32,9 @@ _TYPES: dict[int, ErrorType] = {
 OVERLOADED = 529
 """Has no name in HTTP."""
 _FAILED_DEPENDENCY = 424
+_ERROR_CODES = {UNTHREADED: UNTHREADED, InvalidPrompt.code: "dlp_request_denied"}
+"""Of errors that clients act on, by our own. For another 400, Claude Code sends a request up to five times
+again, each time without one of its betas; of this one it knows that the request must not be sent again."""
 _WINDOW = re.compile(r"maximum context length is (\d+) tokens\b.*\bresulted in (?:at least )?(\d+) tokens")
 
 
@@ -56,17 +59,14 @@ def reply_of(error: Error, fields: Fields, request_id: str) -> ErrorReply:
     status = _status_of(error.status)
     headers = {} if error.error.headers is UNSET else error.error.headers
     message = _message_of(error.error.code, error.error.message, fields, error.error.param)
-    body = _body(status, message, request_id)
-    if error.error.code == UNTHREADED:
-        body.error.details = ErrorCode(UNTHREADED)
+    body = _body(status, error.error.code, message, request_id)
     return ErrorReply(status, body, {**headers, "request-id": request_id})
 
 
 def body_of(error: ApiError, fields: Fields, request_id: str) -> MessagesError:
     """The error that ends a stream."""
-    return _body(
-        _status_of(error.status), _message_of(error.code, error.message, fields, error.param), request_id
-    )
+    message = _message_of(error.code, error.message, fields, error.param)
+    return _body(_status_of(error.status), error.code, message, request_id)
 
 
 def in_style(error: InvalidRequest) -> InvalidRequest:
@@ -75,9 +75,10 @@ def in_style(error: InvalidRequest) -> InvalidRequest:
     return InvalidRequest(styled_message(error.message, dotted), param=param, code=error.code)
 
 
-def _body(status: int, message: str, request_id: str) -> MessagesError:
+def _body(status: int, code: str, message: str, request_id: str) -> MessagesError:
     kind = _TYPES.get(status) or ("api_error" if status >= 500 else "invalid_request_error")
-    return MessagesError(ErrorDetail(kind, message), request_id)
+    known = _ERROR_CODES.get(code)
+    return MessagesError(ErrorDetail(kind, message, UNSET if known is None else ErrorCode(known)), request_id)
 
 
 def _status_of(status: int) -> int:

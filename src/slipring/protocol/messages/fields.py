@@ -26,6 +26,7 @@ _IN_ITEM = {
     "server_label": "server_name",
     "output": "content",
 }
+_IN_PART = {".image_url": ".source", ".file_id": ".source"}
 _IN_TOOL = {
     "parameters": "input_schema",
     "server_label": "name",
@@ -85,7 +86,7 @@ class Fields:
         if field == "content" and part is not None:
             at = int(part)
             block = place.blocks[at] if at < len(place.blocks) else place.blocks[-1]
-            return dotted(f"{message}[{block}]{rest}")
+            return dotted(f"{message}[{block}]{_IN_PART.get(rest, rest)}")
         if field == "content":
             return dotted(f"{message}[{place.blocks[0]}]")
         return dotted(f"{message}[{place.blocks[0]}].{_IN_ITEM.get(field, field)}".rstrip("."))

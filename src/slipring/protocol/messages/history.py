@@ -17,7 +17,7 @@ from msgspec import Raw, Struct
 
 from slipring.base.errors import InvalidRequest, UnsupportedParameter, quoted
 from slipring.protocol import wire
-from slipring.protocol.endpoints.pieces import NOTHING_KNOWN, Known, Piece
+from slipring.protocol.endpoints.resent_messages import NOTHING_KNOWN, Known, Piece
 from slipring.protocol.items import MOST_ITEMS, InputText, OutputText, numbered_call
 from slipring.protocol.messages import content, hosted_calls
 from slipring.protocol.messages.content import (
@@ -133,7 +133,7 @@ class History:
         if len(sent) > MOST_ITEMS:
             raise wire.too_many(MOST_ITEMS, "messages", "messages")
         if not sent:
-            raise InvalidRequest("Invalid 'messages': at least one message is required.", param="messages")
+            raise InvalidRequest.at("messages", "at least one message is required")
         find, add = self._known.get, self.pieces.append
         for index, raw in enumerate(sent):
             key = _API + raw
@@ -143,13 +143,13 @@ class History:
             else:
                 add(self._translate(key, raw, index))
         if self.pieces[-1].note.is_answer:
-            raise InvalidRequest(
-                "Invalid 'messages': this model does not support assistant message prefill. The conversation"
-                " must end with a user message.",
-                param="messages",
+            raise InvalidRequest.at(
+                "messages",
+                "this model does not support assistant message prefill. The conversation must end"
+                " with a user message",
             )
         if not any(piece.json for piece in self.pieces):
-            raise InvalidRequest("Invalid 'messages': they have no content.", param="messages")
+            raise InvalidRequest.at("messages", "they have no content")
         self._require_results()
 
     def _repeats(self, note: _Note, index: int) -> bool:
@@ -211,9 +211,7 @@ class History:
         else:
             if message.clear_at not in (None, "never"):
                 param = f"messages[{index}].clear_at"
-                raise UnsupportedParameter(
-                    f"Unsupported parameter: '{param}': {quoted(message.clear_at or '')}.", param=param
-                )
+                raise UnsupportedParameter.at(param, f"{quoted(message.clear_at or '')}")
             self._add_system(content.read_system(message.content, where), where)
 
     def _add_system(self, sent: str | list[SystemBlock], where: str) -> None:
@@ -332,10 +330,10 @@ class History:
     def _answered(self, sent_id: str, param: str) -> _Call:
         """The call that a result answers: the first one with this id that waits."""
         if sent_id not in self._waiting:
-            raise InvalidRequest(
-                f"Invalid '{param}': no `tool_use` before this `tool_result` has the id {quoted(sent_id)} and"
-                " waits for a result.",
-                param=param,
+            raise InvalidRequest.at(
+                param,
+                f"no `tool_use` before this `tool_result` has the id {quoted(sent_id)} and waits for a"
+                " result",
             )
         return self._take(sent_id)
 
@@ -349,10 +347,9 @@ class History:
 
     def _require_results(self) -> None:
         for sent_id, (call, *_) in self._waiting.items():
-            raise InvalidRequest(
-                f"Invalid '{call.where}': `tool_use` ids were found without `tool_result` blocks after them:"
-                f" {quoted(sent_id)}.",
-                param=call.where,
+            raise InvalidRequest.at(
+                call.where,
+                f"`tool_use` ids were found without `tool_result` blocks after them: {quoted(sent_id)}",
             )
 
     def _thought(self, signature: str, text: str) -> dict[str, object] | None:

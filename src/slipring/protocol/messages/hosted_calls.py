@@ -133,7 +133,7 @@ def input_of(arguments: str) -> Raw:
 def arguments_of(sent: Raw, where: str) -> str:
     """The input of a call as the arguments that a model wrote, without white space."""
     if not bytes(sent).startswith(b"{"):
-        raise InvalidRequest(f"Invalid '{where}': expected an object.", param=where, code="invalid_type")
+        raise InvalidRequest.at(where, "expected an object", code="invalid_type")
     return msgspec.json.format(bytes(sent), indent=-1).decode()
 
 
@@ -184,9 +184,7 @@ def item_of(
             return {**call, "status": "failed", "outputs": None}
         return {**call, "status": "completed", "outputs": [{"type": "logs", "logs": logs}]}
     param = f"{where}.name"
-    raise UnsupportedParameter(
-        f"Unsupported parameter: '{param}': this server does not run {quoted(block.name)}.", param=param
-    )
+    raise UnsupportedParameter.at(param, f"this server does not run {quoted(block.name)}")
 
 
 def _mcp_call(block: McpToolUseBlock, where: str) -> dict[str, object]:

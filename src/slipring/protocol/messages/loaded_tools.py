@@ -49,10 +49,7 @@ class LoadedTools:
         ``InvalidRequest``."""
         tool = read_tool(definition, where)
         if not is_function(tool):
-            raise UnsupportedParameter(
-                f"Unsupported parameter: '{where}.type': only functions can be defined in messages.",
-                param=f"{where}.type",
-            )
+            raise UnsupportedParameter.at(f"{where}.type", "only functions can be defined in messages")
         function = read_function(tool, where)
         name = function.name
         self._known[name] = self._new[name] = function
@@ -77,7 +74,5 @@ class LoadedTools:
     def _of(self, name: str, param: str) -> Function:
         function = self._known.get(name)
         if function is None:
-            raise InvalidRequest(
-                f"Invalid '{param}': no tool of this request is named {quoted(name)}.", param=param
-            )
+            raise InvalidRequest.at(param, f"no tool of this request is named {quoted(name)}")
         return function

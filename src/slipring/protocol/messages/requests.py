@@ -119,16 +119,15 @@ def read_count(body: bytes) -> CountRequest:
 def _checked(request: CountRequest) -> CountRequest:
     for name in _REFUSED:
         if wire.given(getattr(request, name)) is not None:
-            raise _unsupported(name, "not supported by this server")
+            raise UnsupportedParameter.at(name, "not supported by this server")
     if wire.given(request.thread) is not None:
-        raise UnsupportedParameter(
-            "Unsupported parameter: 'thread': not supported by this server. Send the whole conversation: what"
-            " was sent before is recognised.",
-            param="thread",
+        raise UnsupportedParameter.at(
+            "thread",
+            "not supported by this server. Send the whole conversation: what was sent before is recognised",
             code=UNTHREADED,
         )
     if request.output_config is not None and wire.given(request.output_config.task_budget) is not None:
-        raise _unsupported("output_config.task_budget", "not supported by this server")
+        raise UnsupportedParameter.at("output_config.task_budget", "not supported by this server")
     _check_edits(request.context_management)
     return request
 
@@ -151,11 +150,13 @@ def _check_edits(data: Raw | UnsetType) -> None:
     for index, edit in enumerate(_read_edits(data)):
         where = f"context_management.edits[{index}]"
         if edit.type != "clear_thinking_20251015":
-            raise _unsupported(f"{where}.type", f"{quoted(edit.type)} is not supported by this server")
+            raise UnsupportedParameter.at(
+                f"{where}.type", f"{quoted(edit.type)} is not supported by this server"
+            )
         kept = wire.given(edit.keep)
         found = None if kept is None else wire.decode(_keep, kept, where=f"{where}.keep")
         if (found if isinstance(found, str) or found is None else found.type) != "all":
-            raise _unsupported(f"{where}.keep", "only 'all' is supported: no thinking is cleared")
+            raise UnsupportedParameter.at(f"{where}.keep", "only 'all' is supported: no thinking is cleared")
 
 
 def instructions_of(system: Raw | UnsetType) -> str | None:
@@ -193,7 +194,3 @@ def format_of(request: CountRequest) -> tuple[str, JsonFormat] | None:
     if request.output_config is not None and request.output_config.format is not None:
         return "output_config.format", request.output_config.format
     return ("output_format", request.output_format) if request.output_format is not None else None
-
-
-def _unsupported(param: str, why: str) -> UnsupportedParameter:
-    return UnsupportedParameter(f"Unsupported parameter: '{param}': {why}.", param=param)

@@ -1,4 +1,4 @@
-"""The stream of an answer: the events of its turn as those of the Messages API.
+"""The stream of an answer: the events of the Messages API, and those of a turn as such.
 
 One block is open at a time. The result of a call that the server runs may arrive while the model writes
 something else: its block waits until the open one is closed.
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import msgspec
-from msgspec import UNSET, Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from slipring.base.errors import ServerError
 from slipring.protocol import events, wire
@@ -22,28 +22,92 @@ from slipring.protocol.messages.answer import (
     AppliedEdits,
     Block,
     DeltaUsage,
+    Ending,
+    MessageAnswer,
     ThinkingShown,
     ToolUse,
     Wishes,
 )
 from slipring.protocol.messages.content import TextBlock
-from slipring.protocol.messages.errors import body_of
-from slipring.protocol.messages.events import (
-    ContentBlockDelta,
-    ContentBlockStart,
-    ContentBlockStop,
-    Delta,
-    InputJsonDelta,
-    MessageDelta,
-    MessageStart,
-    MessageStop,
-    SignatureDelta,
-    TextDelta,
-    ThinkingDelta,
-    block,
-)
+from slipring.protocol.messages.errors import MessagesError, body_of
 from slipring.protocol.messages.fields import Fields
 from slipring.protocol.responses import FunctionCallItem, OutputTextPart, ReasoningItem, RefusalPart
+
+
+class MessageStart(Struct, tag_field="type", tag="message_start"):
+    message: MessageAnswer
+
+
+class ContentBlockStart(Struct, tag_field="type", tag="content_block_start"):
+    index: int
+    content_block: Block
+
+
+class TextDelta(Struct, tag_field="type", tag="text_delta", gc=False):
+    text: str
+
+
+class ThinkingDelta(Struct, tag_field="type", tag="thinking_delta", gc=False):
+    thinking: str
+
+
+class SignatureDelta(Struct, tag_field="type", tag="signature_delta", gc=False):
+    signature: str
+
+
+class InputJsonDelta(Struct, tag_field="type", tag="input_json_delta", gc=False):
+    partial_json: str
+
+
+Delta = TextDelta | ThinkingDelta | SignatureDelta | InputJsonDelta
+
+
+class ContentBlockDelta(Struct, tag_field="type", tag="content_block_delta", gc=False):
+    index: int
+    delta: Delta
+
+
+class ContentBlockStop(Struct, tag_field="type", tag="content_block_stop"):
+    index: int
+
+
+class MessageDelta(Struct, tag_field="type", tag="message_delta"):
+    delta: Ending
+    usage: DeltaUsage
+    context_management: AppliedEdits | UnsetType = UNSET
+
+
+class MessageStop(Struct, tag_field="type", tag="message_stop"): ...
+
+
+class Ping(Struct, tag_field="type", tag="ping"): ...
+
+
+MessagesEvent = (
+    MessageStart
+    | ContentBlockStart
+    | ContentBlockDelta
+    | ContentBlockStop
+    | MessageDelta
+    | MessageStop
+    | Ping
+    | MessagesError
+)
+
+_openings: dict[type, bytes] = {}
+"""The bytes before the JSON of an event, by its class."""
+
+
+def block(event: MessagesEvent) -> bytes:
+    """An event as one SSE block."""
+    kind = type(event)
+    opening = _openings.get(kind)
+    if opening is None:
+        opening = _openings[kind] = f"event: {kind.__struct_config__.tag}\ndata: ".encode()
+    return b"%b%b\n\n" % (opening, wire.encode(event))
+
+
+PING = block(Ping())
 
 
 class _Sealed(Struct):

@@ -124,10 +124,7 @@ class Tools:
         ``withdrawn``; those that they have left are ``offered``."""
         if isinstance(choice, NamedChoice):
             if choice.name in withdrawn:
-                raise InvalidRequest(
-                    f"Invalid 'tool_choice.name': {quoted(choice.name)} was withdrawn.",
-                    param="tool_choice.name",
-                )
+                raise InvalidRequest.at("tool_choice.name", f"{quoted(choice.name)} was withdrawn")
             if choice.name in self._named:
                 return wire.raw({"type": self._named[choice.name]})
             return wire.raw({"type": "function", "name": choice.name})
@@ -163,7 +160,9 @@ class Tools:
         assert kind is not None
         hosted = next((name for prefix, name in _HOSTED.items() if kind.startswith(prefix)), None)
         if hosted is None:
-            raise _unsupported(f"{where}.type", f"this server does not have the tool {quoted(kind)}")
+            raise UnsupportedParameter.at(
+                f"{where}.type", f"this server does not have the tool {quoted(kind)}"
+            )
         _require_direct(tool, where)
         self.hosted.add(hosted)
         self._named[hosted if tool.name is msgspec.UNSET else tool.name] = hosted
@@ -176,18 +175,14 @@ class Tools:
         earlier = self.functions.get(function.name)
         if earlier is not None and (earlier.is_deferred or function.is_deferred):
             param = f"{function.where}.name"
-            raise InvalidRequest(
-                f"Invalid '{param}': two tools are named {quoted(function.name)}.", param=param
-            )
+            raise InvalidRequest.at(param, f"two tools are named {quoted(function.name)}")
         self.functions[function.name] = function
         if not function.is_deferred:
             self._put(function.sent, function.where)
 
     def _add_server(self, server: McpServer, where: str) -> None:
         if server.name in self._servers:
-            raise InvalidRequest(
-                f"Invalid '{where}.name': two servers are named {quoted(server.name)}.", param=f"{where}.name"
-            )
+            raise InvalidRequest.at(f"{where}.name", f"two servers are named {quoted(server.name)}")
         self._servers.add(server.name)
         allowed = _allowed(server, where)
         if server.name in self._toolsets:
@@ -272,7 +267,7 @@ def _examples_of(sent: Raw, where: str) -> str:
 def _require_direct(tool: MessagesTool, where: str) -> None:
     """Refuse a tool that only code may call."""
     if tool.allowed_callers is not None and "direct" not in tool.allowed_callers:
-        raise _unsupported(f"{where}.allowed_callers", "only 'direct' is supported")
+        raise UnsupportedParameter.at(f"{where}.allowed_callers", "only 'direct' is supported")
 
 
 def _allowed(server: McpServer, where: str) -> list[str] | None:
@@ -287,15 +282,11 @@ def _enabled(where: str, toolset: MessagesTool) -> list[str] | None:
     """The same, as a toolset says it."""
     configs = toolset.configs or {}
     if any(config.defer_loading for config in (toolset.default_config, *configs.values()) if config):
-        raise _unsupported(f"{where}.defer_loading", "this server runs no tool search")
+        raise UnsupportedParameter.at(f"{where}.defer_loading", "this server runs no tool search")
     if toolset.default_config is not None and toolset.default_config.enabled is False:
         return [name for name, config in configs.items() if config.enabled is True]
     if any(config.enabled is False for config in configs.values()):
-        raise _unsupported(
+        raise UnsupportedParameter.at(
             f"{where}.configs", "tools can be enabled one by one if 'default_config' disables the others"
         )
     return None
-
-
-def _unsupported(param: str, why: str) -> UnsupportedParameter:
-    return UnsupportedParameter(f"Unsupported parameter: '{param}': {why}.", param=param)

@@ -1,27 +1,45 @@
 """One request of the Messages API: reads it as a create request, and writes the answer to it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Struct
 
 from slipring.base.errors import InvalidRequest
 from slipring.protocol import wire
-from slipring.protocol.endpoints.pieces import NOTHING_KNOWN, Known
 from slipring.protocol.endpoints.rate_limits import RateLimit
+from slipring.protocol.endpoints.resent_messages import NOTHING_KNOWN, Known
 from slipring.protocol.endpoints.translation import ErrorReply, Translation
 from slipring.protocol.events import Error, Event
 from slipring.protocol.items import Effort
-from slipring.protocol.messages import answer, errors, rate_limits, requests
+from slipring.protocol.messages import answer, errors, requests
 from slipring.protocol.messages.answer import Wishes
-from slipring.protocol.messages.events import PING
 from slipring.protocol.messages.fields import Fields
 from slipring.protocol.messages.history import History, Opens
 from slipring.protocol.messages.loaded_tools import LoadedTools
 from slipring.protocol.messages.requests import CountRequest, ThinkingDisabled, ThinkingEnabled
-from slipring.protocol.messages.stream import Stream
+from slipring.protocol.messages.stream import PING, Stream
 from slipring.protocol.messages.tools import NoChoice, Tools
 from slipring.protocol.requests import CreateRequest, ReasoningConfig, ResentHistory, TextConfig
 from slipring.protocol.responses import Response
+
+_NAMES = {"requests": ("requests",), "tokens": ("tokens", "input-tokens", "output-tokens")}
+"""The limits that the API has for a quota of ours. Tokens of prompts and of answers have one quota here: what
+is left of it bounds both."""
+
+
+def headers_of(limits: Iterable[RateLimit]) -> dict[str, str]:
+    """The ``anthropic-ratelimit-*`` headers."""
+    return {
+        f"anthropic-ratelimit-{name}-{field}": value
+        for limit in limits
+        for name in _NAMES[limit.unit]
+        for field, value in (
+            ("limit", str(limit.limit)),
+            ("remaining", str(limit.remaining)),
+            ("reset", limit.resets_at),
+        )
+    }
+
 
 _LONGEST_ID = 128
 _INCLUDED = {
@@ -79,7 +97,7 @@ class MessagesTranslation(Translation):
         return errors.reply_of(error, self._fields, self._request_id)
 
     def limit_headers(self, limits: Sequence[RateLimit]) -> dict[str, str]:
-        return rate_limits.headers_of(limits)
+        return headers_of(limits)
 
     def _create(self, request: CountRequest, known: Known) -> CreateRequest:
         tools = Tools()

@@ -1,5 +1,5 @@
-"""Background runs that have not finished: the states of their responses, and how a run is ended in place of
-its owner, cancelled by a client or failed because the owner died.
+"""Background runs that have not finished: when an owner counts as dead, the states of their responses, and
+how a run is ended in place of its owner, cancelled by a client or failed because the owner died.
 
 A run writes what its response began with, as soon as no safety check holds that back. A response that is
 cancelled or fails is stored with it and with the output items that were complete, and is then like any other:
@@ -9,6 +9,7 @@ To end a run, a node first takes it over from its owner. The final response is b
 written only if the run has not changed meanwhile: every run has exactly one terminal event.
 """
 
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -210,3 +211,42 @@ async def save(store: Store, seal: Seal, lease: Lease, response: Response) -> No
     state = await find_state(store, seal, lease.tenant, response)
     if state is not None:
         await store.responses.save(lease.tenant, state, lease=lease)
+
+
+class ExpiredLeases:
+    """Decides that a run is abandoned: its lease has stayed the same for ``grace_s`` since this node was able
+    to write to the run, and this process was not stopped meanwhile.
+
+    An expired lease does not prove that the owner is dead. All processes of a machine may have been stopped
+    for a while, or no node could write to the store: when that is over, a live owner renews its leases
+    within a moment.
+    """
+
+    def __init__(self, grace_s: float) -> None:
+        self._grace_s = grace_s
+        self._since: dict[tuple[str, str, int, float], float] = {}
+        """When this node wrote to the runs that were expired at its last look."""
+        self._looked_at: float | None = None
+
+    def abandoned(self, expired: Sequence[Run], now: float) -> list[Run]:
+        """Return those of the expired runs that are abandoned, and forget the runs that are not expired."""
+        was_stopped = self._looked_at is not None and now - self._looked_at > self._grace_s
+        known = {} if was_stopped else self._since
+        self._since = {lease: known[lease] for run in expired if (lease := _lease(run)) in known}
+        return [run for run in expired if now - self._since.get(_lease(run), now) >= self._grace_s]
+
+    def is_known(self, run: Run) -> bool:
+        """Whether this node has written to the run since it expired."""
+        return _lease(run) in self._since
+
+    def note(self, run: Run, now: float) -> None:
+        """This node has written to an expired run: its owner could have done the same."""
+        self._since[_lease(run)] = now
+
+    def looked(self, now: float) -> None:
+        """A look at the expired runs has ended."""
+        self._looked_at = now
+
+
+def _lease(run: Run) -> tuple[str, str, int, float]:
+    return run.tenant, run.response_id, run.epoch, run.lease_until

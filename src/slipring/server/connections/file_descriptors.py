@@ -42,9 +42,14 @@ def room_for_connections(descriptors: int | None, max_connections: int) -> int:
     return max(1, min(max_connections, descriptors - reserved))
 
 
+def is_reduced(room: int, max_connections: int) -> bool:
+    """Whether fewer connections are possible than were asked for, or than a server usually needs."""
+    return room < min(max_connections, _FEW) or (room < max_connections != Limits().max_connections)
+
+
 def log_reduced_room(room: int, max_connections: int) -> None:
-    """Log if fewer connections are possible than were asked for, or than a server usually needs."""
-    if room < min(max_connections, _FEW) or (room < max_connections != Limits().max_connections):
+    """Log if the room is reduced."""
+    if is_reduced(room, max_connections):
         log.warning(
             "at most %d connections at once, not %d: the process may open too few files (ulimit -n)",
             room,

@@ -26,7 +26,7 @@ from slipring.base.aiohttp_internals import (
 from slipring.base.errors import ApiError, InvalidJson, InvalidRequest, ServerError
 from slipring.protocol.wire import encode
 from slipring.server.connections.connection_limits import Connections, ConnectionState
-from slipring.server.connections.reading_turns import LARGE_READ_BYTES, ReadingTurns
+from slipring.server.connections.fair_reading import LARGE_READ_BYTES, FairReading
 from slipring.server.replies import add_standard_headers, error_response
 
 _MAX_HEAD_BYTES = 128 * 1024
@@ -91,7 +91,7 @@ class HttpConnection(ServerProtocol):
     )
 
     def __init__(
-        self, server: web.Server, connections: Connections, turns: ReadingTurns, **options: Any
+        self, server: web.Server, connections: Connections, turns: FairReading, **options: Any
     ) -> None:
         super().__init__(server, **options)
         self.tenant: str | None = None
@@ -388,7 +388,7 @@ def connection_factory(
     """A function that creates connections whose requests ``server`` handles; ``options`` are aiohttp's."""
     observe_requests(server, HttpConnection.head_complete)
     loop = asyncio.get_running_loop()
-    turns = ReadingTurns(loop)
+    turns = FairReading(loop)
     return lambda: HttpConnection(server, connections, turns, loop=loop, **options)
 
 

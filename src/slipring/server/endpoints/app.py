@@ -23,7 +23,7 @@ from slipring.server.clock import now
 from slipring.server.cluster import peers
 from slipring.server.connections.http_connection import connection_of
 from slipring.server.endpoints import conversations, messages
-from slipring.server.endpoints.chat_completions.endpoint import complete
+from slipring.server.endpoints.chat_completions import complete
 from slipring.server.endpoints.codex_catalog import describe_for_codex
 from slipring.server.endpoints.compact import compact
 from slipring.server.endpoints.decisions import decide
@@ -269,7 +269,12 @@ def _show_parked(service: Service, request: web.Request) -> web.Response:
 
 
 def _describe(model: Model) -> ModelObject:
-    return ModelObject(id=model.name, created=model.created, owned_by=model.owner)
+    return ModelObject(
+        id=model.name,
+        created=model.created,
+        owned_by=model.owner,
+        input_modalities=["text", "image"] if model.capabilities.images else ["text"],
+    )
 
 
 async def _list_models(service: Service, request: web.Request, caller: Caller) -> web.Response:

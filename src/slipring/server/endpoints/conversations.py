@@ -5,7 +5,10 @@ from msgspec import Raw, json
 
 from slipring.base.errors import InvalidRequest, NotFound, conversation_not_found, quoted
 from slipring.core.chain import item_ids, sealed_items
+from slipring.core.generation import Capabilities
+from slipring.core.limits import Limits
 from slipring.core.session.preparation import new_definitions
+from slipring.core.sight import Sight
 from slipring.core.turn.compaction import TRIGGER
 from slipring.core.turn.request_validation import read_include
 from slipring.protocol.definitions import Definitions
@@ -36,6 +39,9 @@ from slipring.server.id_minting import mint
 from slipring.server.replies import json_response
 from slipring.server.service import Service
 from slipring.stores.conversations import Conversation
+
+_SEES_ALL = Capabilities(images=True, resolves_urls=True, files=True)
+"""What some model may be able to do: a conversation is not bound to one."""
 
 
 async def create(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
@@ -154,12 +160,14 @@ async def _read_items(
     Returns the items, each once and with an id, and the paths (``items[0]``) of those whose id the client
     chose.
     """
+    sent: list[Item] = []
     items: dict[str, Item] = {}
     chosen: dict[str, str] = {}
     definitions = new_definitions(service.config.limits, service.ignored_tools)
     for index, raw in enumerate(raws):
         where = f"items[{index}]"
         item = read_item(bytes(raw), where)
+        sent.append(item)
         _check_settings(item, where, definitions)
         if item.type in ("item_reference", TRIGGER):
             raise InvalidRequest(
@@ -171,17 +179,28 @@ async def _read_items(
             chosen[item.id] = where
         item_id = item.id or mint(item_ids.prefix(item.type))
         items[item_id] = with_id(item, item_id)
+    _check_pictures(sent, service.config.limits)
     await service.compiler.check(tenant, definitions.grammars)
     return sealed_items.opened(tuple(items.values()), service.seal, tenant, "items"), chosen
+
+
+def _check_pictures(items: list[Item], limits: Limits) -> None:
+    """Raise for images that no turn of the conversation could show to any model."""
+    try:
+        Sight(_SEES_ALL, limits).refuse_unseen(items)
+    except InvalidRequest as error:
+        error.message, error.param = (
+            text.replace("input[", "items[", 1) for text in (error.message, error.param or "")
+        )
+        raise
 
 
 def _refuse_change(existing: Item | None, item: Item, where: str) -> None:
     """Raise ``InvalidRequest`` if an id is taken by another item. The same item again is accepted: it may be
     a retry."""
     if existing is not None and _content_of(existing) != _content_of(item):
-        raise InvalidRequest(
-            f"Invalid '{where}.id': the conversation has another item with the id {quoted(item.id or '')}.",
-            param=f"{where}.id",
+        raise InvalidRequest.at(
+            f"{where}.id", f"the conversation has another item with the id {quoted(item.id or '')}"
         )
 
 

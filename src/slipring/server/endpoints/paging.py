@@ -18,14 +18,12 @@ def read_page(query: Mapping[str, str]) -> Page:
     """Parse ``limit``, ``order`` and ``after`` of a request. Raises ``InvalidRequest``."""
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):
-        raise InvalidRequest("Invalid 'order': must be 'asc' or 'desc'.", param="order")
+        raise InvalidRequest.at("order", "must be 'asc' or 'desc'")
     limit = query.get("limit", "20")
     if not (
         limit.isascii() and limit.isdigit() and len(limit) <= _MAX_DIGITS and 1 <= int(limit) <= _MAX_LIMIT
     ):
-        raise InvalidRequest(
-            f"Invalid 'limit': must be a whole number from 1 to {_MAX_LIMIT}.", param="limit"
-        )
+        raise InvalidRequest.at("limit", f"must be a whole number from 1 to {_MAX_LIMIT}")
     return Page(limit=int(limit), ascending=order == "asc", after=query.get("after") or None)
 
 
@@ -48,9 +46,7 @@ def refusing_unknown(page: Page) -> Iterator[None]:
     try:
         yield
     except UnknownItem:
-        raise InvalidRequest(
-            f"Invalid 'after': there is no item with the id {quoted(page.after or '')}.", param="after"
-        ) from None
+        raise InvalidRequest.at("after", f"there is no item with the id {quoted(page.after or '')}") from None
 
 
 def as_list(items: Sequence[Item], within: ListKind, *, has_more: bool) -> ItemPage:

@@ -159,7 +159,7 @@ async def _find(service: Service, tenant: str, response_id: str) -> Response:
 def _streams(request: web.Request) -> bool:
     given = request.query.get("stream", "false")
     if given not in ("true", "false"):
-        raise InvalidRequest("Invalid 'stream': must be 'true' or 'false'.", param="stream")
+        raise InvalidRequest.at("stream", "must be 'true' or 'false'")
     return given == "true"
 
 
@@ -177,7 +177,7 @@ def _starting_after(request: web.Request) -> int:
     if given is None:
         return -1
     if not (given.isascii() and given.isdigit()):
-        raise InvalidRequest("Invalid 'starting_after': must be a whole number.", param="starting_after")
+        raise InvalidRequest.at("starting_after", "must be a whole number")
     return int(given[:18])
 
 

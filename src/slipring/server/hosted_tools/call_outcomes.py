@@ -1,11 +1,14 @@
 """What models and clients get of a call: the text of a result, or the error."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 
 import msgspec
 from msgspec import Raw
 
+from slipring.base.errors import InvalidRequest
 from slipring.core.hosted.tools import CallOutcome
+from slipring.core.sight import Sight
 from slipring.mcp import (
     AudioContent,
     ConnectionLost,
@@ -25,11 +28,14 @@ from slipring.mcp import (
     Unreachable,
 )
 from slipring.protocol.hosted.mcp_items import CallError, HttpError, ProtocolError, ToolError
+from slipring.protocol.pictures.item_pictures import Picture, described, picture_of
 
 INVALID_ARGUMENTS = -32602
 _REFUSED = -32600
 INTERNAL_ERROR = -32603
 _BAD_GATEWAY, _GATEWAY_TIMEOUT = 502, 504
+_MOST_IMAGES = 16
+"""Of one result. Others are named."""
 _ONE_LINE = bytes.maketrans(b"\r\n", b"  ")
 """Line breaks in JSON are between values: in a string they are escaped."""
 _fields = msgspec.json.Decoder(dict[str, Raw])
@@ -40,13 +46,18 @@ def one_line(raw: bytes) -> Raw:
     return Raw(raw.translate(_ONE_LINE))
 
 
-def outcome_of(result: ToolResult, redaction: Redaction, most_chars: int) -> CallOutcome:
-    """What a tool returned, or reported as its failure. ``most_chars``: of text that the model reads."""
+def outcome_of(
+    result: ToolResult, redaction: Redaction, most_chars: int, sight: Sight | None = None
+) -> CallOutcome:
+    """What a tool returned, or reported as its failure. ``most_chars``: of text that the model reads.
+    ``sight``: of the model that reads it; None: it sees no images."""
     if not result.is_error:
-        return CallOutcome(output=_cut(redaction.text(_text(result)), most_chars))
+        shown = _shown_images(result, sight)
+        text = _cut(redaction.text(_text(result, shown)), most_chars)
+        return CallOutcome(output=text, pictures=tuple(url for url, _ in shown.values()))
     content = _blocks(result)
     if len(content) > most_chars:
-        whole = TextContent(_cut(redaction.text(_text(result)), most_chars))
+        whole = TextContent(_cut(redaction.text(_text(result, {})), most_chars))
         content = b"[" + _shown(msgspec.json.encode(whole)) + b"]"
     return CallOutcome(error=ToolError(content=one_line(redaction.json(content))))
 
@@ -84,10 +95,30 @@ def stated(failure: McpFailure) -> str:
     return f"{failure.message[:1].upper()}{failure.message[1:]}."
 
 
-def _text(result: ToolResult) -> str:
+def _shown_images(result: ToolResult, sight: Sight | None) -> dict[int, tuple[str, Picture]]:
+    """The images of a result that the model sees, by the index of their blocks: the data URL of each, and
+    what it is."""
+    shown: dict[int, tuple[str, Picture]] = {}
+    if sight is None or not sight.shows_images:
+        return shown
+    for index, block in enumerate(result.content):
+        if isinstance(block, ImageContent) and len(shown) < _MOST_IMAGES:
+            url = f"data:{block.mime_type};base64,{block.data}"
+            with suppress(InvalidRequest):
+                picture = picture_of(url)
+                sight.refuse_picture(picture, "image")
+                shown[index] = url, picture
+    return shown
+
+
+def _text(result: ToolResult, shown: Mapping[int, tuple[str, Picture]]) -> str:
     """All text of a result, in order. What is not text is named. Structured content stands for text that is
-    missing."""
-    pieces = [piece for block in result.content for piece in _pieces(block)]
+    missing. ``shown``: images that the model sees."""
+    pieces = [
+        piece
+        for index, block in enumerate(result.content)
+        for piece in (_pieces(block) if index not in shown else [f"[{described(shown[index][1])}]"])
+    ]
     if result.structured is not None and not any(isinstance(each, TextContent) for each in result.content):
         pieces.insert(0, bytes(result.structured).decode())
     return "\n".join(pieces)

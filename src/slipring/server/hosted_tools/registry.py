@@ -18,8 +18,8 @@ from slipring.mcp import (
     McpLimits,
     McpServer,
     Reach,
+    RegisteredAddresses,
     RequestRefused,
-    ReservedAddresses,
     StdioServer,
     UrlPolicy,
     admit,
@@ -91,7 +91,7 @@ class Registry:
         self._limits = _limits(config.limits)
         self._servers = {each.name: self._registered(each, environ) for each in config.mcp}
         self._builtins = {each.type: each for each in config.builtin_tools}
-        self.reserved = ReservedAddresses(
+        self.reserved = RegisteredAddresses(
             each.server.url
             for each in self._servers.values()
             if isinstance(each.server, HttpServer) and each.registration.has_rules

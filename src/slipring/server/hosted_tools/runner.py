@@ -22,6 +22,7 @@ from slipring.core.hosted.tools import (
     ResolvedServer,
 )
 from slipring.core.limits import Limits
+from slipring.core.sight import Sight
 from slipring.mcp import HttpServer, McpFailure, Outcome, ProgressUpdate, Redaction, Tool
 from slipring.protocol.definitions import MOST_TOOLS
 from slipring.protocol.hosted.builtin_tools import BuiltinKind
@@ -146,7 +147,7 @@ class ToolRunner:
             return self.registry.find(server, caller.key)
         except ServerRefused as refusal:
             param = f"{place_of(tools, server.server_label)}.{refusal.field}"
-            raise InvalidRequest(f"Invalid '{param}': {refusal.reason}.", param=param) from None
+            raise InvalidRequest.at(param, f"{refusal.reason}") from None
 
     async def _list(self, label: str, server: ResolvedServer, tenant: str) -> FetchedList:
         target = _target(server)
@@ -167,15 +168,20 @@ class ToolRunner:
         )
 
     async def call(
-        self, call: HostedCall, tenant: str, progress: Callable[[CallProgress], None]
+        self,
+        call: HostedCall,
+        tenant: str,
+        progress: Callable[[CallProgress], None],
+        sight: Sight | None = None,
     ) -> CallOutcome:
-        """Run a call once. Raises nothing but ``CancelledError``, after the server was asked to cancel."""
+        """Run a call once. ``sight``: of the model that reads the result. Raises nothing but
+        ``CancelledError``, after the server was asked to cancel."""
         target = _target(call.server)
         began = clock()
         ended = _CANCELLED
         try:
             async with self._slots.hold(tenant):
-                ended = await self._call(call, target, tenant, progress)
+                ended = await self._call(call, target, tenant, progress, sight)
             return ended.outcome
         finally:
             self._report(
@@ -191,7 +197,12 @@ class ToolRunner:
             )
 
     async def _call(
-        self, call: HostedCall, target: Target, tenant: str, progress: Callable[[CallProgress], None]
+        self,
+        call: HostedCall,
+        target: Target,
+        tenant: str,
+        progress: Callable[[CallProgress], None],
+        sight: Sight | None,
     ) -> "_Ended":
         arguments = _arguments(call.arguments)
         if arguments is None:
@@ -215,7 +226,7 @@ class ToolRunner:
             log.exception("a call of a tool failed unexpectedly")
             message = "The call failed. Outcome unknown: the call may have run."
             return _failed(ProtocolError(INTERNAL_ERROR, message), "unknown")
-        outcome = outcome_of(result, redaction, self._most_chars)
+        outcome = outcome_of(result, redaction, self._most_chars, sight)
         size = sum(map(len, result.raw_content)) + len(result.structured or b"")
         return _Ended(outcome, "tool_error" if result.is_error else "completed", size)
 

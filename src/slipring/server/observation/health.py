@@ -52,7 +52,9 @@ class StoreHealth:
 
 def health_of(service: Service, store_trouble: str | None) -> tuple[Health, int]:
     """The body of ``GET /health`` and its status: 503 if no request can be served."""
-    engines = [EngineHealth(engine.name, engine.trouble) for engine in service.catalog.engines]
+    engines = [
+        EngineHealth(engine.name, engine.trouble, engine.session_use) for engine in service.catalog.engines
+    ]
     trouble = service.connections.trouble
     checks = [CheckHealth(check.name, check.trouble) for check in service.inspector.status()]
     troubles = [trouble, store_trouble]

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from functools import lru_cache
 from struct import Struct
 
-from aiohttp import WSCloseCode, WSMsgType, web
+from aiohttp import WSCloseCode, WSMessage, WSMsgType, web
 
 from slipring.base.aiohttp_internals import drop_messages, waiting_bytes_of
 from slipring.base.errors import ApiError
@@ -26,6 +26,7 @@ from slipring.server.cluster.state_lookup import SocketStates
 from slipring.server.connections.http_connection import connection_of
 from slipring.server.driver import Driver
 from slipring.server.observation.ended_turns import EndedTurn, Origin
+from slipring.server.request_decoding import LARGE_BYTES
 from slipring.server.service import Service
 from slipring.server.transports.beta_header import of_socket
 from slipring.server.transports.outbox import Outbox, run_until_waiting
@@ -179,22 +180,14 @@ class WebSocketConnection(Outbox):
                 if message.type is WSMsgType.TEXT or message.type is WSMsgType.BINARY:
                     self._exchanged_at = clock()
                     self._http.message_received()
-                    frame = await decoder.frame(session.tenant, message.data, self._betas)
+                    frame = message.data
+                    if len(frame) > LARGE_BYTES:
+                        frame = await decoder.frame(session.tenant, frame, self._betas)
                     self._run(session.receive(frame, now()))
                     wake(self)
                     if (waiting := self.room()) is not None:
                         await waiting  # a client that sends without reading is not read either
-                elif message.type is WSMsgType.PING:
-                    self._exchanged_at = clock()
-                    self._http.control_frame_received(len(message.data))
-                    await socket.pong(message.data)
-                elif message.type is WSMsgType.PONG:
-                    self._http.control_frame_received(len(message.data))
-                elif message.type is WSMsgType.CLOSE:
-                    is_valid = await answer_close(socket, message.data)
-                    self._client_closed = self._closing is None and is_valid
-                    return
-                else:
+                elif not await self._control_received(message):
                     return
                 received += 1
                 if received % _READ_AT_ONCE == 0:
@@ -206,6 +199,21 @@ class WebSocketConnection(Outbox):
             self.close(_INTERNAL_ERROR, "internal error")
         finally:
             await self._stop()
+
+    async def _control_received(self, message: WSMessage) -> bool:
+        """A ping, a pong or a close has arrived. Returns whether the connection goes on."""
+        if message.type is WSMsgType.PING:
+            self._exchanged_at = asyncio.get_running_loop().time()
+            self._http.control_frame_received(len(message.data))
+            await self._socket.pong(message.data)
+            return True
+        if message.type is WSMsgType.PONG:
+            self._http.control_frame_received(len(message.data))
+            return True
+        if message.type is WSMsgType.CLOSE:
+            is_valid = await answer_close(self._socket, message.data)
+            self._client_closed = self._closing is None and is_valid
+        return False
 
     async def _stop(self) -> None:
         # Turns first: waiting for the close frame below is cancelled if the client disconnects.

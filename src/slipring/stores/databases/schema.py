@@ -211,7 +211,40 @@ _SIXTH = (
     "CREATE INDEX slipring_item_names_responses ON slipring_item_names (response_id, tenant)",
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH)
+# Pictures, which rows refer to by digests. A response uses them, the beginning of a run, or an item of a
+# conversation. Older nodes cannot read rows that lack their pictures.
+_SEVENTH = (
+    """
+    CREATE TABLE slipring_pictures (
+        tenant TEXT NOT NULL,
+        digest BYTEA NOT NULL,
+        data BYTEA NOT NULL,
+        PRIMARY KEY (digest, tenant)
+    )
+    """,
+    """
+    CREATE TABLE slipring_picture_uses (
+        tenant TEXT NOT NULL,
+        digest BYTEA NOT NULL,
+        response_id TEXT,
+        run_id TEXT,
+        conversation_id TEXT,
+        item_id TEXT,
+        FOREIGN KEY (tenant, digest) REFERENCES slipring_pictures (tenant, digest),
+        FOREIGN KEY (tenant, response_id) REFERENCES slipring_responses (tenant, id) ON DELETE CASCADE,
+        FOREIGN KEY (tenant, run_id)
+            REFERENCES slipring_run_beginnings (tenant, response_id) ON DELETE CASCADE,
+        FOREIGN KEY (tenant, conversation_id, item_id)
+            REFERENCES slipring_conversation_items (tenant, conversation_id, id) ON DELETE CASCADE
+    )
+    """,
+    "CREATE INDEX slipring_picture_uses_pictures ON slipring_picture_uses (digest, tenant)",
+    "CREATE INDEX slipring_picture_uses_responses ON slipring_picture_uses (response_id, tenant)",
+    "CREATE INDEX slipring_picture_uses_runs ON slipring_picture_uses (run_id, tenant)",
+    "CREATE INDEX slipring_picture_uses_items ON slipring_picture_uses (item_id, conversation_id, tenant)",
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH, _SEVENTH)
 
 
 def is_newer(version: int) -> bool:

@@ -17,6 +17,8 @@ _CONTENTS = {
     "slipring_run_beginnings": ("instructions", "tools", "input"),
     "slipring_approvals": ("id",),
     "slipring_item_names": ("name", "item"),
+    "slipring_pictures": ("digest", "data"),
+    "slipring_picture_uses": ("digest",),
 }
 """The columns of variable size, by table."""
 

@@ -10,7 +10,6 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from slipring.commands.bench import results
-from slipring.commands.bench.client.chat_api import ChatHistory, ChatReader
 from slipring.commands.bench.client.exchange import (
     MalformedAnswer,
     RefusedByServer,
@@ -18,7 +17,13 @@ from slipring.commands.bench.client.exchange import (
     TurnFailed,
     encode,
 )
-from slipring.commands.bench.client.messages_api import MessagesHistory, MessagesReader, returned
+from slipring.commands.bench.client.translated_apis import (
+    ChatHistory,
+    ChatReader,
+    MessagesHistory,
+    MessagesReader,
+    returned,
+)
 from slipring.commands.bench.client.transports import Access, Api
 from slipring.commands.bench.measure.modes import modes_of
 from slipring.commands.bench.verify.checks import Expectation, find_faults

@@ -385,14 +385,27 @@ def test_an_answer_that_is_cut_off_waits_for_its_calls() -> None:
 def test_no_step_follows_without_tokens_for_it() -> None:
     connection = Connection()
     begin(connection, max_output_tokens=18)
-    connection.finish(*hosted(), Text("so"), stop_sequence="END")
+    connection.finish(*hosted(), Text("so"))
     end_only(connection)
     response = last(connection)
     assert (response["status"], response["incomplete_details"]["reason"]) == (
         "incomplete",
         "max_output_tokens",
     )
-    assert "stop_sequence" not in response, "the response has not ended there"
+
+
+@pytest.mark.parametrize("tokens", [18, None], ids=["without tokens for a step", "with tokens for it"])
+def test_no_step_follows_a_stop_sequence(tokens: int | None) -> None:
+    """The call that stands before it ends, and the next response reads what it has returned."""
+    connection = Connection()
+    begin(connection, max_output_tokens=tokens)
+    connection.finish(*hosted(), Text("so"), stop_sequence="END")
+    end_only(connection)
+    response = last(connection)
+    assert (response["status"], response["stop_sequence"]) == ("completed", "END")
+    assert [item["status"] for item in call_items(response)] == ["completed"]
+    connection.create(previous=response["id"])
+    assert told(connection.job()) == ["hi", "call f{}", "so", "output 42", "hi"]
 
 
 def test_progress_is_reported_again_and_in_detail_if_the_client_wants() -> None:

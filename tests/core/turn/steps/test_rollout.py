@@ -51,6 +51,15 @@ def call_and_speak(connection: Connection) -> tuple[str, str]:
     return connection.events[0]["response"]["id"], done["call_id"]
 
 
+def test_a_rollout_does_not_wait_after_a_stop_sequence():
+    connection = open_connection()
+    connection.create(rollout=True, tools=TOOLS)
+    connection.finish(*call(), Text("so"), stop_sequence="END")
+    response = connection.events[-1]["response"]
+    assert (response["status"], response["stop_sequence"]) == ("completed", "END")
+    assert [item["type"] for item in response["output"]] == ["function_call", "message"]
+
+
 def test_a_loop_is_one_response():
     connection = open_connection()
     first, (one,) = begin(connection, Thought("hm"), *call())

@@ -28,6 +28,7 @@ from tests.core.connection import (
     only_error,
     types,
 )
+from tests.pictures import PIXEL
 
 CALL: list[Delta] = [CallStarted(kind="function", name="f"), CallArguments("{}")]
 CUSTOM: list[Delta] = [CallStarted(kind="custom", name="g"), CallArguments("x")]
@@ -80,7 +81,7 @@ def test_a_steer_is_answered_on_the_lane_of_its_response():
 
 
 def test_images_in_a_steer_need_a_capable_model():
-    picture = [{"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}]
+    picture = [{"role": "user", "content": [{"type": "input_image", "image_url": PIXEL}]}]
     assert failure(running().steer("resp_1", picture)) == "invalid_input"
     assert running(model="able").steer("resp_1", picture)["type"] == "response.steer.accepted"
 
@@ -513,7 +514,7 @@ def test_errors_name_the_index_in_the_clients_own_input():
 def test_errors_after_the_steers_name_the_index_in_the_clients_own_input():
     connection = Connection()
     pending(connection, "first", "second")
-    picture = {"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}
+    picture = {"role": "user", "content": [{"type": "input_image", "image_url": PIXEL}]}
     sent = connection.create(previous="resp_1", input=[*OUTPUTS, message("so"), picture])
     assert sent[-1]["error"]["param"] == "input[3].content[0]"
 
@@ -521,7 +522,7 @@ def test_errors_after_the_steers_name_the_index_in_the_clients_own_input():
 def test_an_error_about_a_steer_names_no_index_of_the_input():
     connection = Connection()
     connection.create(model="able", tools=[function("f")])
-    picture = [{"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}]
+    picture = [{"role": "user", "content": [{"type": "input_image", "image_url": PIXEL}]}]
     connection.steer("resp_1", picture)
     connection.generate(*CALL)
     connection.finish()

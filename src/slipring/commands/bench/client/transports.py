@@ -33,8 +33,8 @@ from slipring.commands.bench.client.exchange import (
     refusal,
     validated,
 )
-from slipring.commands.bench.client.rebuilt_answer import RebuiltAnswer
 from slipring.commands.bench.client.redaction import Redactor
+from slipring.commands.bench.client.translated_apis import RebuiltAnswer
 
 Api = Literal["responses", "messages", "chat"]
 _PATHS: dict[Api, str] = {"responses": "/responses", "messages": "/messages", "chat": "/chat/completions"}

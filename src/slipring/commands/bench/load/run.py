@@ -23,8 +23,7 @@ from slipring.commands.bench.measure.modes import Mode, modes_of
 from slipring.commands.bench.measure.probes import base_fields, first_model, nothing_to_measure, probe
 from slipring.commands.bench.subject import machine
 from slipring.commands.bench.subject.bare import recorded_frames, start_bare
-from slipring.commands.bench.subject.endpoint import describe, open_endpoint
-from slipring.commands.bench.subject.engines import engine_for
+from slipring.commands.bench.subject.endpoint import describe, engine_for, open_endpoint
 from slipring.commands.bench.subject.processes import Meter, OtherProcesses
 from slipring.commands.bench.workloads.catalogue import short
 

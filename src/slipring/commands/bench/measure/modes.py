@@ -11,10 +11,8 @@ from typing import Protocol
 from msgspec import Struct, structs
 
 from slipring.commands.bench import results
-from slipring.commands.bench.client import messages_api
-from slipring.commands.bench.client.chat_api import ChatHistory, ChatReader
+from slipring.commands.bench.client import translated_apis
 from slipring.commands.bench.client.exchange import PAUSE, Fields, TurnExchange
-from slipring.commands.bench.client.messages_api import MessagesHistory, MessagesReader
 from slipring.commands.bench.client.transports import (
     Access,
     AnswerReader,
@@ -207,8 +205,8 @@ MODES = {
 
 _Returned = Callable[[list[Item]], list[Item]]
 _OTHER_APIS: dict[Api, tuple[Callable[[], AnswerReader], Callable[[], Context], _Returned]] = {
-    "messages": (MessagesReader, MessagesHistory, messages_api.returned),
-    "chat": (ChatReader, ChatHistory, list),
+    "messages": (translated_apis.MessagesReader, translated_apis.MessagesHistory, translated_apis.returned),
+    "chat": (translated_apis.ChatReader, translated_apis.ChatHistory, list),
 }
 
 

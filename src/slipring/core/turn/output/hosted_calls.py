@@ -76,7 +76,7 @@ class HostedCalls:
         self._has_dropped = False
         self._rejected = 0
         """Calls so far that were not made and whose model reads why."""
-        self.approved_results: dict[str, str] = {}
+        self.approved_results: dict[str, Item] = {}
         """What approved calls returned, by the id of the approval request."""
         self.made = 0
         """Calls so far."""
@@ -186,8 +186,9 @@ class HostedCalls:
         call.end(output, outcome)
         text = call.result_text(outcome)
         if call.approval_request_id is not None:
-            self.approved_results[call.approval_request_id] = text
-        self._results[call_id] = hosted_items.output_item(call_id, text)
+            asked = call.approval_request_id
+            self.approved_results[asked] = hosted_items.output_item(asked, text, outcome.pictures)
+        self._results[call_id] = hosted_items.output_item(call_id, text, outcome.pictures)
 
     def end_all(self, output: HostedOutput) -> None:
         """The response waits for its calls no longer: they end as lost."""

@@ -158,8 +158,12 @@ class McpForm:
     def result_text(self, outcome: CallOutcome) -> str:
         return hosted_items.result_text(McpCall(self._label, self._name, "", outcome.output, outcome.error))
 
-    def content(self, item_id: str, text: str, outcome: CallOutcome) -> None:
-        return None
+    def content(self, item_id: str, text: str, outcome: CallOutcome) -> tuple[Item, ...] | None:
+        if not outcome.pictures:
+            return None
+        call_id = self._approval_request_id or item_id
+        shown = hosted_items.output_item(call_id, self.result_text(outcome), outcome.pictures)
+        return self.as_generated(call_id, text), shown
 
 
 class BuiltinForm(ABC):
@@ -223,7 +227,7 @@ class BuiltinForm(ABC):
         return error_text(outcome.error) if outcome.error is not None else outcome.output or ""
 
     def content(self, item_id: str, text: str, outcome: CallOutcome) -> tuple[Item, ...]:
-        result = hosted_items.output_item(item_id, self.result_text(outcome))
+        result = hosted_items.output_item(item_id, self.result_text(outcome), outcome.pictures)
         return self.as_generated(item_id, text), result
 
     def _result(self, outcome: CallOutcome | None) -> str | None:

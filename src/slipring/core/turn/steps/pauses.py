@@ -41,10 +41,11 @@ def end_step(turn: Turn, waits_until: float, most_bytes: int, *, may_wait: bool)
     prepared = turn.prepared
     assert prepared is not None
     is_whole = finished.reason in ("stop", "steered")
+    is_over = finished.stop_sequence is not None  # the client wants nothing that follows
     emitted = output.finish("completed" if is_whole else "incomplete")
     calls_hosted = output.calls_hosted
     waits = turn.planned.rollout is not None and output.calls and not output.asks_approval
-    waits = waits and is_whole and may_wait
+    waits = waits and is_whole and may_wait and not is_over
     turn.observe()
     fits = steps.may_continue(output, finished, most_bytes)
     if not calls_hosted and not (waits and fits):
@@ -52,12 +53,12 @@ def end_step(turn: Turn, waits_until: float, most_bytes: int, *, may_wait: bool)
     turn.stages.lap("generate")
     turn.progress.end_job()
     asks = output.asks_approval or (output.calls and not waits)
-    if is_whole and not fits and not asks:
+    if is_whole and not fits and not asks and not is_over:
         # The model will not read the results of its calls.
         turn.progress.finish_for("max_output_tokens")
     carry = input_items.after_output(prepared.carry.settled, output.latest)
     generated = output.end_step()
-    is_last = not is_whole or not fits or asks
+    is_last = not is_whole or not fits or asks or is_over
     steps.end(generated, turn.without_dropped(finished), prepared.response, carry, is_last=is_last)
     if prepared.checks is not None:
         prepared.checks.end_step(generated)

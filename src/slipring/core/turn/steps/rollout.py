@@ -13,10 +13,9 @@ from slipring.base.errors import ApiError, InvalidRequest, quoted
 from slipring.core.chain import input_items
 from slipring.core.chain.input_items import OpenCarry
 from slipring.core.chain.state import OpenCall, ResponseState
-from slipring.core.generation import Capabilities
 from slipring.core.ports import Betas
+from slipring.core.sight import Sight
 from slipring.core.turn.output.output_events import Output
-from slipring.core.turn.request_validation import refuse_unseen_content
 from slipring.core.turn.steps.steering import required_input
 from slipring.core.turn.steps.steps import Steps
 from slipring.protocol.events import (
@@ -49,15 +48,15 @@ class AppendRefused(Exception):
 class Rollout:
     """The appends of one response, and how long it waits for them."""
 
-    __slots__ = ("_capabilities", "_carry", "_committed", "_held", "_steps", "waits_until")
+    __slots__ = ("_carry", "_committed", "_held", "_sight", "_steps", "_waits_until")
 
-    def __init__(self, steps: Steps, carry: OpenCarry, capabilities: Capabilities) -> None:
+    def __init__(self, steps: Steps, carry: OpenCarry, sight: Sight) -> None:
         """``carry``: the turn's own, which the rollout extends."""
-        self.waits_until = 0.0
+        self._waits_until = 0.0
         """While paused: the time at which it stops waiting for the client."""
         self._steps = steps
         self._carry = carry
-        self._capabilities = capabilities
+        self._sight = sight
         self._committed = 0
         """Items of appends that were committed since the last step."""
         self._held: list[Append] = []
@@ -90,7 +89,11 @@ class Rollout:
 
     def wait_until(self, time: float) -> None:
         """Wait for the client until then."""
-        self.waits_until = time
+        self._waits_until = time
+
+    def is_late(self, now: float) -> bool:
+        """Whether the client has not sent its outputs in time."""
+        return now >= self._waits_until
 
     def pause(self, output: Output, *, may_commit: bool, may_wait: bool) -> list[Event]:
         """A step has ended, and so have its hosted calls: commit the held appends, if ``may_commit`` says
@@ -118,7 +121,8 @@ class Rollout:
             raise AppendRefused("too_much_pending_input", "The response has too many items already.")
         try:
             carry = input_items.join(self._carry.current, append.items, complete=False)
-            refuse_unseen_content(append.items, self._capabilities)
+            self._sight.refuse_unseen(append.items)
+            self._sight.refuse_context(carry)
             self._steps.offer(carry)
         except ApiError as error:
             raise AppendRefused("invalid_input", error.message, error.param) from None

@@ -89,10 +89,8 @@ class ValueShapes(ABC):
         except _Unsupported as error:
             if not self._strict:
                 return self.members({}, end, 1)
-            raise InvalidRequest(
-                f"Invalid '{self._param}': this schema cannot be enforced in the call format of this model:"
-                f" {error}.",
-                param=self._param,
+            raise InvalidRequest.at(
+                self._param, f"this schema cannot be enforced in the call format of this model: {error}"
             ) from None
 
     @abstractmethod

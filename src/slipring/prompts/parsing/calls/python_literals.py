@@ -1,6 +1,7 @@
 """Python literals as JSON text, and calls with keyword arguments. Nothing is evaluated."""
 
 import re
+from collections.abc import Iterator
 from typing import Final
 
 from slipring.prompts.parsing.calls.json_scanner import Members, array_text, object_text, quoted
@@ -9,6 +10,7 @@ MAX_DEPTH: Final = 64
 """Literals nested deeper than this are not read."""
 _SPACES: Final = re.compile(r"\s*")
 _NUMBER: Final = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
+_CLOSING: Final = {"[": "]", "(": ")", "{": "}"}
 _NAME: Final = re.compile(r"[^\W\d][\w.\-]*")
 _STRING: Final = re.compile(
     r'"""(?P<a>[^"\\]*(?:(?:\\.|"(?!""))[^"\\]*)*)"""'
@@ -87,7 +89,8 @@ class LiteralReader(TextCursor):
     def call(self) -> Members:
         """Read a call up to the end of the text; return its arguments."""
         self._match(_NAME)
-        members = self._arguments()
+        self._take("(")
+        members = [(self._key("="), self.value()) for _ in self._entries(")")]
         self.end()
         return members
 
@@ -103,8 +106,8 @@ class LiteralReader(TextCursor):
         following = self._text[self._at : self._at + 1]
         if following and following in "\"'":
             return quoted(self._string())
-        if following and following in "[({":
-            return self._container()
+        if following in _CLOSING:
+            return self._container(following)
         if name := _NAME.match(self._text, self._at):
             self._at = name.end()
             if name.group() not in _WORDS:
@@ -112,55 +115,34 @@ class LiteralReader(TextCursor):
             return _WORDS[name.group()]
         return self._match(_NUMBER).group()
 
-    def _container(self) -> str:
+    def _container(self, opening: str) -> str:
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise ValueError
-        if self._has("{"):
-            text = object_text(self._members())
-        elif self._has("["):
-            text = array_text(self._values("]"))
+        self._take(opening)
+        if opening == "{":
+            text = object_text([(self._key(":"), self.value()) for _ in self._entries("}")])
         else:
-            self._take("(")
-            text = array_text(self._values(")"))
+            text = array_text([self.value() for _ in self._entries(_CLOSING[opening])])
         self._depth -= 1
         return text
 
-    def _arguments(self) -> Members:
-        members: Members = []
-        self._take("(")
-        while not self._has(")"):
-            if members:
-                self._take(",")
-                if self._has(")"):
-                    break
-            key = self._match(_NAME).group()
-            self._take("=")
-            members.append((key, self.value()))
-        return members
-
-    def _members(self) -> Members:
-        members: Members = []
-        while not self._has("}"):
-            if members:
-                self._take(",")
-                if self._has("}"):
-                    break
-            self._skip_space()
-            key = self._string()
-            self._take(":")
-            members.append((key, self.value()))
-        return members
-
-    def _values(self, closing: str) -> list[str]:
-        values: list[str] = []
+    def _entries(self, closing: str) -> Iterator[None]:
+        """Yield before each entry up to ``closing``. Commas separate entries, and one may follow the last."""
+        if self._has(closing):
+            return
+        yield
         while not self._has(closing):
-            if values:
-                self._take(",")
-                if self._has(closing):
-                    break
-            values.append(self.value())
-        return values
+            self._take(",")
+            if self._has(closing):
+                return
+            yield
+
+    def _key(self, sign: str) -> str:
+        """Read the key of a member and the sign after it: a name before ``=``, a string before ``:``."""
+        key = self._match(_NAME).group() if sign == "=" else self._string()
+        self._take(sign)
+        return key
 
     def _string(self) -> str:
         match = self._match(_STRING)

@@ -1,0 +1,44 @@
+"""``slipring config``: checks a TOML file, and prints the schema of such files for editors."""
+
+import argparse
+
+import msgspec
+
+from slipring.base.standard_streams import print_encoded
+from slipring.config import settings
+from slipring.config.settings import Config
+from slipring.config.toml_schema import schema
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the commands that ``run`` executes."""
+    commands = parser.add_subparsers(dest="config_command", required=True)
+    check = commands.add_parser(
+        "check",
+        help="check flags, variables and a file, without starting anything",
+        description="Read the settings as 'slipring serve' does, and open what they name without starting it."
+        " Exit code 2: a setting is wrong; 3: what it names cannot be used.",
+    )
+    settings.add_flags(check)
+    commands.add_parser(
+        "schema",
+        help="print the JSON schema of the TOML file",
+        description="Print the JSON schema of the TOML file, for editors: see docs/configuration.md.",
+    )
+
+
+def run(arguments: argparse.Namespace, config: Config | None) -> int:
+    """Run a command of ``add_flags``; ``config``: what ``check`` checks. Raises ``StartupError``."""
+    if config is None:
+        print_encoded(msgspec.json.format(msgspec.json.encode(schema())) + b"\n")
+        return 0
+    # Constructors do no network I/O, and refuse what cannot work.
+    from slipring.server.process.server import Server
+
+    server = Server(config)
+    engines = ", ".join(engine.name for engine in server.catalog.engines)
+    given = [f"{len(config.models)} models"] if config.models else []
+    given += [f"{len(config.mcp)} MCP servers"] if config.mcp else []
+    given += [f"{len(config.checks)} checks"] if config.checks else []
+    print(f"ok: engine {'; '.join([engines, *given])}")
+    return 0

@@ -1,0 +1,1 @@
+"""``slipring doctor``: checks what a server would need on this machine, before it starts."""

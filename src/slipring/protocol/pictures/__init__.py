@@ -1,0 +1,1 @@
+"""Pictures: image files, and the images in items."""

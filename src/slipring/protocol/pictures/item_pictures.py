@@ -1,0 +1,199 @@
+"""Pictures in items: what is known of a picture without decoding it.
+
+The data of a picture stands in its item, as a data URL, and nowhere else. A ``Picture`` is what the rest of
+the server knows of it: its digest, by which pictures are compared, its type, and its size.
+"""
+
+import binascii
+import re
+from collections.abc import Iterator
+from hashlib import blake2b
+from typing import get_args
+
+import msgspec
+from msgspec import Raw, Struct, structs
+
+from slipring.base.errors import InvalidRequest, quoted
+from slipring.protocol import wire
+from slipring.protocol.items import (
+    CallOutput,
+    InputImage,
+    Item,
+    Message,
+    computed_once,
+    may_have_images,
+    part_param,
+)
+from slipring.protocol.pictures.image_headers import BrokenImage, MediaType, read_image_header
+
+ALL_TYPES: tuple[MediaType, ...] = get_args(MediaType)
+_NAMES = {media_type: media_type.removeprefix("image/").upper() for media_type in ALL_TYPES}
+_NAMES["image/webp"] = "WebP"
+_OTHER_SPELLINGS = {"image/jpg": "image/jpeg", "image/pjpeg": "image/jpeg", "image/x-png": "image/png"}
+_DATA_URL = re.compile(r"data:([^;,\"]{0,100})((?:;[^;,\"]{0,100}){0,8}),", re.IGNORECASE)
+_LONGEST_HEAD = 1024
+_DIGEST_BYTES = 32
+_fields = msgspec.json.Decoder(dict[str, Raw])
+_parts = msgspec.json.Decoder(list[Raw])
+
+
+class Picture(Struct, frozen=True):
+    """A picture without its data."""
+
+    digest: str
+    """BLAKE2b of the data, as 64 hexadecimal digits."""
+    media_type: MediaType
+    """By content."""
+    width: int
+    height: int
+    size_bytes: int
+    """Of the data, not of its base64."""
+    detail: str | None = None
+    """As the client asks for; None: ``auto``."""
+
+
+class BadPicture(InvalidRequest):
+    """A picture that cannot be shown to any model. ``place``: of its part, within the item."""
+
+    def __init__(self, reason: str, code: str) -> None:
+        super().__init__(f"The image {reason}.", code=code)
+        self.place = 0
+
+    def placed(self, item: Item, index: int) -> "BadPicture":
+        """The same error, which names the field of a request."""
+        self.param = image_param(item, index, self.place)
+        self.message = f"Invalid '{self.param}': {self.message[0].lower()}{self.message[1:]}"
+        return self
+
+
+def image_param(item: Item, index: int, place: int) -> str:
+    """How errors name the image of a part: by its URL, or by its file id if it has no URL."""
+    where = part_param(item, index, place)
+    if item.type == "computer_call_output":
+        return where
+    part = dict(image_parts(item))[place]
+    is_file = part.image_url is None and part.file_id is not None
+    return f"{where}.{'file_id' if is_file else 'image_url'}"
+
+
+def image_parts(item: Item) -> Iterator[tuple[int, InputImage]]:
+    """The images of an item, each with its place among the parts."""
+    if not may_have_images(item):
+        return
+    body = item.body()
+    content: object = None
+    if isinstance(body, Message):
+        content = body.content
+    elif isinstance(body, CallOutput):
+        content = body.output
+    if isinstance(content, list):
+        for place, part in enumerate(content):
+            if isinstance(part, InputImage):
+                yield place, part
+
+
+@computed_once
+def image_count(item: Item) -> int:
+    """How many images an item has, whether it has their data or not."""
+    return sum(1 for _ in image_parts(item))
+
+
+@computed_once
+def pictures(item: Item) -> tuple[Picture, ...]:
+    """The pictures of an item whose data it has, in the order of its parts. Raises ``BadPicture``."""
+    found: list[Picture] = []
+    for place, part in image_parts(item):
+        if part.image_url is not None and is_data(part.image_url):
+            try:
+                found.append(picture_of(part.image_url, part.detail))
+            except BadPicture as error:
+                error.place = place
+                raise
+    return tuple(found)
+
+
+def is_data(url: str) -> bool:
+    """Whether a URL has the data itself."""
+    return url[:5].lower() == "data:"
+
+
+def base64_of(url: str) -> str:
+    """The base64 in the data URL of a picture."""
+    return url[url.index(",", 0, _LONGEST_HEAD) + 1 :]
+
+
+def picture_of(url: str, detail: str | None = None) -> Picture:
+    """What is known of the picture in a data URL. Raises ``BadPicture``."""
+    head = _DATA_URL.match(url, 0, _LONGEST_HEAD)
+    if head is None or head[2].lower().rpartition(";")[2] != "base64":
+        raise BadPicture(
+            "must be a data URL such as 'data:image/png;base64,…', with base64", "invalid_image_url"
+        )
+    claimed = head[1].strip().lower()
+    claimed = _OTHER_SPELLINGS.get(claimed, claimed)
+    if claimed not in _NAMES:
+        raise BadPicture(
+            f"has the type {quoted(claimed)}; supported are {', '.join(ALL_TYPES)}",
+            "unsupported_image_media_type",
+        )
+    data = decoded(url, head.end())
+    return picture_in(data, claimed, detail)
+
+
+def decoded(url: str, start: int) -> bytes:
+    """The data of base64 that begins there. Raises ``BadPicture``."""
+    try:
+        data = binascii.a2b_base64(url[start:], strict_mode=True)
+    except ValueError:
+        raise BadPicture(
+            "is not valid base64: the standard alphabet, padded, without line breaks", "invalid_base64_image"
+        ) from None
+    if not data:
+        raise BadPicture("has no data", "empty_image_file")
+    return data
+
+
+def picture_in(data: bytes, claimed: str, detail: str | None = None) -> Picture:
+    """What is known of a picture that is said to be of the type ``claimed``. Raises ``BadPicture``."""
+    try:
+        header = read_image_header(data)
+    except BrokenImage as error:
+        raise BadPicture(f"cannot be read: it {error}", "image_parse_error") from None
+    if header is None:
+        raise BadPicture(
+            f"is none of the supported types by its content, which are {', '.join(ALL_TYPES)}",
+            "unsupported_image_media_type",
+        )
+    if header.media_type != claimed:
+        raise BadPicture(
+            f"is said to be {claimed}, but by its content it is {header.media_type}", "invalid_image_format"
+        )
+    digest = blake2b(data, digest_size=_DIGEST_BYTES).hexdigest()
+    detail = None if detail == "auto" else detail
+    return Picture(digest, header.media_type, header.width, header.height, len(data), detail)
+
+
+def without_images(item: Item) -> Item:
+    """A message with a line of text in place of each image, which says what it was. Its pictures must be
+    valid."""
+    places = [place for place, _ in image_parts(item)]
+    if not places:
+        return item
+    found = dict(zip(_data_places(item), pictures(item), strict=True))
+    fields = _fields.decode(item.raw)
+    parts: list[object] = list(_parts.decode(fields["content"]))
+    for place in places:
+        shown = described(found[place]) if place in found else "image"
+        parts[place] = {"type": "input_text", "text": f"[{shown}]"}
+    return structs.replace(item, raw=wire.encode({**fields, "content": parts}))
+
+
+def _data_places(item: Item) -> list[int]:
+    return [
+        place for place, part in image_parts(item) if part.image_url is not None and is_data(part.image_url)
+    ]
+
+
+def described(picture: Picture) -> str:
+    """What a picture is, in words."""
+    return f"{_NAMES[picture.media_type]} picture, {picture.width} × {picture.height}"

@@ -1,0 +1,108 @@
+"""Images reach a model that sees them, within bounds; others are refused before anything is generated."""
+
+import pytest
+
+from slipring.base.errors import InvalidRequest
+from slipring.core.chain.state import Carry
+from slipring.core.generation import Capabilities
+from slipring.core.limits import Limits
+from slipring.core.sight import Sight
+from slipring.protocol import wire
+from slipring.protocol.items import Item, read_item
+from tests.core.connection import Connection, Json, Server, message, only_error
+from tests.pictures import PIXEL, data_url, gif, png, webp
+
+SEES = Capabilities(images=True)
+LIMITS = Limits()
+
+
+def image(url: str | None = PIXEL, **more: object) -> Json:
+    return {"type": "input_image", "image_url": url, **more}
+
+
+def shown(*parts: Json) -> Item:
+    return read_item(wire.encode({"type": "message", "role": "user", "content": list(parts)}), "")
+
+
+def refusal(item: Item, capabilities: Capabilities = SEES, limits: Limits = LIMITS) -> InvalidRequest:
+    with pytest.raises(InvalidRequest) as refused:
+        Sight(capabilities, limits).refuse_unseen([shown({"type": "input_text", "text": "a"}), item])
+    return refused.value
+
+
+REFUSED = {
+    "a blind model": (image(), Capabilities(), LIMITS, "unsupported_parameter", ""),
+    "a URL": (image("https://a.example/b.png"), SEES, LIMITS, "invalid_image_url", ".image_url"),
+    "no URL": (image("file:///etc/passwd"), SEES, LIMITS, "invalid_image_url", ".image_url"),
+    "a file id": (image(None, file_id="f"), SEES, LIMITS, "unsupported_parameter", ".file_id"),
+    "nothing": (image(None), SEES, LIMITS, "missing_required_parameter", ".image_url"),
+    "a bad picture": (image("data:image/png;base64,"), SEES, LIMITS, "empty_image_file", ".image_url"),
+    "another type": (
+        image(data_url(webp(1, 1))),
+        Capabilities(images=True, picture_types=("image/png", "image/gif")),
+        LIMITS,
+        "unsupported_parameter",
+        ".image_url",
+    ),
+    "too many bytes": (
+        image(),
+        SEES,
+        Limits(max_picture_bytes=60),
+        "image_file_too_large",
+        ".image_url",
+    ),
+    "a pixel bomb": (image(data_url(webp(16000, 16000))), SEES, LIMITS, "image_too_large", ".image_url"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_image_is_refused_by_the_name_of_its_field(name):
+    part, capabilities, limits, code, field = REFUSED[name]
+    error = refusal(shown({"type": "input_text", "text": "a"}, part), capabilities, limits)
+    assert (error.code, error.param) == (code, f"input[1].content[1]{field}")
+
+
+def test_files_need_a_model_that_takes_them():
+    part = {"type": "input_file", "file_id": "f"}
+    assert refusal(shown(part)).param == "input[1].content[0]"
+    Sight(Capabilities(files=True), LIMITS).refuse_unseen([shown(part)])
+
+
+def test_pictures_within_the_bounds_pass():
+    Sight(SEES, LIMITS).refuse_unseen([shown(image(), image(data_url(gif(20, 3))))])
+    elsewhere = shown(image("https://a.example/b.png"), image(None, file_id="f"), image())
+    Sight(Capabilities(images=True, resolves_urls=True), LIMITS).refuse_unseen([elsewhere])
+    read = read_item(b'{"type":"reasoning","summary":[],"id":"\\u0061"}', "")
+    Sight(Capabilities(), LIMITS).refuse_unseen([read])
+
+
+def test_a_context_has_a_bound_on_its_pictures():
+    Sight(SEES, Limits(max_pictures=2)).refuse_context(Carry(pictures=2))
+    with pytest.raises(InvalidRequest, match="has 3 images, and may have 2"):
+        Sight(SEES, Limits(max_pictures=2)).refuse_context(Carry(pictures=3))
+    with pytest.raises(InvalidRequest, match=r"The context has images\. This model takes text only"):
+        Sight(Capabilities(), LIMITS).refuse_context(Carry(pictures=1))
+
+
+def test_pictures_are_counted_along_a_chain():
+    connection = Connection(Server(max_pictures=3))
+    two = message([image(), image(data_url(png(2, 2)))])
+    first = connection.respond(model="able", input=[two])
+    second = connection.respond(model="able", previous=first["id"], input=[message("so?")])
+    third = connection.respond(model="able", previous=second["id"], input=[message([image()])])
+    assert connection.cache.find(third["id"]).carry.pictures == 3
+    error = only_error(connection.create(model="able", previous=third["id"], input=[two]))["error"]
+    assert (error["param"], error["code"]) == ("input", "invalid_value")
+
+
+def test_a_chain_with_pictures_is_not_continued_by_a_blind_model():
+    connection = Connection()
+    first = connection.respond(model="able", input=[message([image()])])
+    error = only_error(connection.create(previous=first["id"], input="so?"))["error"]
+    assert (error["code"], error["param"]) == ("unsupported_parameter", "model")
+    assert not connection.starts
+
+
+def test_a_blind_model_says_which_models_see():
+    error = only_error(Connection().create(input=[message([image()])]))["error"]
+    assert "GET /v1/models" in error["message"]

@@ -1,0 +1,142 @@
+"""Pictures in items: what is known of them, and why one is refused."""
+
+import base64
+
+import pytest
+
+from slipring.base.errors import InvalidRequest
+from slipring.protocol import wire
+from slipring.protocol.items import Item, read_item
+from slipring.protocol.pictures.item_pictures import (
+    BadPicture,
+    Picture,
+    base64_of,
+    described,
+    image_param,
+    picture_of,
+    pictures,
+)
+from tests.pictures import FILES, PIXEL, data_url, png
+
+
+def item_of(**fields: object) -> Item:
+    return read_item(wire.encode(fields), "input[0]")
+
+
+def message(*parts: dict[str, object]) -> Item:
+    return item_of(type="message", role="user", content=list(parts))
+
+
+def image(url: str | None, **more: object) -> dict[str, object]:
+    return {"type": "input_image", "image_url": url, **more}
+
+
+TEXT: dict[str, object] = {"type": "input_text", "text": "look"}
+
+
+@pytest.mark.parametrize("media_type", FILES)
+def test_a_picture_is_known_by_its_content(media_type):
+    data = FILES[media_type](13, 7)
+    picture = picture_of(data_url(data))
+    assert (picture.media_type, picture.width, picture.height) == (media_type, 13, 7)
+    assert picture.size_bytes == len(data)
+    assert len(picture.digest) == 64
+    assert base64_of(data_url(data)) == base64.b64encode(data).decode()
+
+
+def test_the_digest_is_of_the_data_and_not_of_the_spelling_of_the_url():
+    data = FILES["image/jpeg"](8, 8)
+    spelled = ["image/jpeg", "image/jpg", "IMAGE/JPEG", "image/jpeg;charset=x"]
+    assert len({picture_of(data_url(data, each)).digest for each in spelled}) == 1
+
+
+def test_the_pictures_of_an_item_are_in_the_order_of_its_parts():
+    sizes = [(1, 2), (3, 4)]
+    urls = [data_url(png(*size)) for size in sizes]
+    item = message(TEXT, image(urls[0], detail="low"), TEXT, image(urls[1], detail="auto"))
+    found = pictures(item)
+    assert [(each.width, each.height) for each in found] == sizes
+    assert [each.detail for each in found] == ["low", None]
+    assert pictures(item) is found
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        item_of(type="function_call_output", call_id="c", output=[TEXT, image(PIXEL)]),
+        item_of(type="custom_tool_call_output", call_id="c", output=[image(PIXEL)]),
+        item_of(
+            type="computer_call_output",
+            call_id="c",
+            output={"type": "computer_screenshot", "image_url": PIXEL},
+        ),
+        item_of(type="message", role="developer", content=[image(PIXEL)]),
+    ],
+    ids=lambda item: item.type,
+)
+def test_pictures_are_found_wherever_an_api_puts_them(item):
+    assert [each.size_bytes for each in pictures(item)] == [len(png(1, 1))]
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        message(TEXT),
+        message(image("https://example.com/a.png"), image(None, file_id="file_1")),
+        item_of(type="message", role="user", content="input_image"),
+        item_of(type="function_call", call_id="c", name="input_image", arguments='"\\u0069nput_image"'),
+        item_of(type="function_call_output", call_id="c", output='"input_image"'),
+    ],
+    ids=["text", "elsewhere", "word", "call", "output"],
+)
+def test_items_without_data_have_no_pictures(item):
+    assert pictures(item) == ()
+
+
+PNG = png(1, 1)
+REFUSED = {
+    "no data URL": ("data:image/png,AAAA", "invalid_image_url"),
+    "an open head": ("data:image/png;base64", "invalid_image_url"),
+    "no type": ("data:;base64,AAAA", "unsupported_image_media_type"),
+    "another type": ("data:image/bmp;base64,AAAA", "unsupported_image_media_type"),
+    "no base64": ("data:image/png;base64,AAA", "invalid_base64_image"),
+    "not the standard alphabet": ("data:image/png;base64,__-_", "invalid_base64_image"),
+    "line breaks": ("data:image/png;base64,AAAA\nAAAA", "invalid_base64_image"),
+    "other letters": ("data:image/png;base64,äöüß", "invalid_base64_image"),
+    "nothing": ("data:image/png;base64,", "empty_image_file"),
+    "another content": (data_url(b"%PDF-1.7", "image/png"), "unsupported_image_media_type"),
+    "a lie": (data_url(PNG, "image/jpeg"), "invalid_image_format"),
+    "cut off": (data_url(PNG[:-1]), "image_parse_error"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_picture_that_cannot_be_shown_says_why(name):
+    url, code = REFUSED[name]
+    with pytest.raises(BadPicture) as refused:
+        picture_of(url)
+    assert refused.value.code == code
+    assert refused.value.message.startswith("The image ")
+
+
+def test_the_error_names_the_field():
+    item = message(TEXT, image(PIXEL), image("data:image/png;base64,"))
+    with pytest.raises(BadPicture) as refused:
+        pictures(item)
+    error = refused.value.placed(item, 4)
+    assert isinstance(error, InvalidRequest)
+    assert error.param == "input[4].content[2].image_url"
+    assert error.message == "Invalid 'input[4].content[2].image_url': the image has no data."
+
+
+def test_each_place_of_an_image_has_a_name():
+    shown = {"type": "computer_screenshot", "file_id": "f"}
+    assert image_param(message(image(PIXEL)), 1, 0) == "input[1].content[0].image_url"
+    assert image_param(message(image(None, file_id="f")), 1, 0) == "input[1].content[0].file_id"
+    screen = item_of(type="computer_call_output", call_id="c", output=shown)
+    assert image_param(screen, 1, 0) == "input[1].output.file_id"
+
+
+def test_a_picture_in_words():
+    assert described(picture_of(PIXEL)) == "PNG picture, 1 × 1"
+    assert described(Picture("", "image/webp", 1280, 800, 9)) == "WebP picture, 1280 × 800"
