@@ -40,8 +40,7 @@ from slipring.config.checks import CheckEntry
 from slipring.core.byte_ledger import Ledger
 from slipring.core.chain.head import KnownHeads
 from slipring.core.chain.hosted_items import HOSTED
-from slipring.core.chain.known_contexts import KnownContexts
-from slipring.core.chain.known_items import KnownItems
+from slipring.core.chain.known_contexts import KnownContexts, KnownItems
 from slipring.core.chain.state_cache import ConnectionCache
 from slipring.core.checks.known_verdicts import KnownVerdicts
 from slipring.core.checks.policies import NO_POLICY

@@ -20,8 +20,7 @@ from slipring.base.errors import ApiError, InvalidRequest, ModelNotFound, Server
 from slipring.core.byte_ledger import Ledger
 from slipring.core.chain.head import Head, KnownHeads
 from slipring.core.chain.hosted_items import call_item
-from slipring.core.chain.known_contexts import KnownContexts
-from slipring.core.chain.known_items import KnownItems
+from slipring.core.chain.known_contexts import KnownContexts, KnownItems
 from slipring.core.chain.sealed_items import BrokenSeal
 from slipring.core.chain.state import Carry, ResponseState
 from slipring.core.chain.state_cache import ConnectionCache, SharedScopes

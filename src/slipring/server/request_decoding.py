@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from slipring.base.errors import ApiError, forget_frames
 from slipring.core.byte_ledger import Ledger
-from slipring.core.chain.known_items import KnownItems
+from slipring.core.chain.known_contexts import KnownItems
 from slipring.core.ports import Betas
 from slipring.core.session import client_events
 from slipring.engines.tokens.tokenizer_threads import FairThreadPool

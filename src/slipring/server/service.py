@@ -19,8 +19,7 @@ from slipring.base.errors import ApiError, Unavailable
 from slipring.config.settings import Config
 from slipring.core.byte_ledger import Ledger
 from slipring.core.chain.head import KnownHeads
-from slipring.core.chain.known_contexts import KnownContexts
-from slipring.core.chain.known_items import KnownItems
+from slipring.core.chain.known_contexts import KnownContexts, KnownItems
 from slipring.core.chain.sealed_items import Seal
 from slipring.core.chain.state import Positions
 from slipring.core.chain.state_cache import ConnectionCache, SharedScopes

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from slipring.core.chain import known_histories
-from slipring.core.chain.known_histories import KnownHistories, Outline
+from slipring.core.chain import history_departures
+from slipring.core.chain.history_departures import KnownHistories, Outline
 from slipring.core.generation import CallArguments, CallStarted, Text, Thought
 from slipring.core.turn import recognition
 from slipring.protocol.item_digests import OUTLINE_BYTES, item_outline, outlined_field
@@ -115,10 +115,10 @@ def test_histories_are_forgotten_in_time_and_with_a_deleted_response(
     known.forget_response(connection.tenant, "resp_of_no_one")
     turn(connection, wrong)
     assert departed(connection) is None
-    connection.server.now += 10_000
+    connection.server.now += 100_000
     turn(connection, changed(wrong, 0, content="Two"))
     assert departed(connection) is None
-    connection.server.now += 10_000
+    connection.server.now += 100_000
     known.sweep(connection.server.now)
     assert not len(known.histories)
 
@@ -151,7 +151,7 @@ def test_histories_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(histories) == 16
     assert histories.find("t", "resp_3") is None
     assert histories.find("t", None) is None
-    monkeypatch.setattr(known_histories, "MOST_ITEMS", 1)
+    monkeypatch.setattr(history_departures, "MOST_ITEMS", 1)
     histories.remember("t", "resp_19", Outline(head, b"x" * 2 * OUTLINE_BYTES, b""), 0.0)
     assert histories.find("t", "resp_19") is None
 

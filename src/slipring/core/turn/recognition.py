@@ -15,6 +15,7 @@ from msgspec import UNSET, structs
 
 from slipring.core.chain import input_items
 from slipring.core.chain.head import Head
+from slipring.core.chain.history_departures import MOST_ITEMS, Outline, head_outline, outline_of
 from slipring.core.chain.known_contexts import (
     NOTHING_YET,
     KnownContext,
@@ -25,7 +26,6 @@ from slipring.core.chain.known_contexts import (
     is_thought,
     start_key,
 )
-from slipring.core.chain.known_histories import MOST_ITEMS, Outline, head_outline, outline_of
 from slipring.core.chain.state import OutputByJob, ResponseState
 from slipring.core.generation import Finished
 from slipring.protocol.items import Item, in_context, last_compaction
