@@ -9,6 +9,7 @@ import pytest
 
 from slipring.core.limits import Limits
 from slipring.server.service import shutting_down
+from slipring.stores.key_token import Token
 from tests.chat_api import USER, Chat, Json, joined
 from tests.chat_wire import read_stream
 from tests.harness import PuppetEngine, serve
@@ -110,7 +111,7 @@ async def test_checks_report_what_they_found_if_the_request_asks() -> None:
 
 async def test_completions_count_towards_the_quota_of_a_key(tmp_path: Path) -> None:
     async with serve_stored(tmp_path) as server:
-        chat = Chat(server, await issue(server, requests_per_minute=4))
+        chat = Chat(server, await issue(server, requests_per_minute=2))
         await chat.complete()
         await chat.complete(n=2)
         for fields in ({}, {"n": 2}, {"stream": True}):
@@ -118,10 +119,14 @@ async def test_completions_count_towards_the_quota_of_a_key(tmp_path: Path) -> N
             assert (status, error["code"]) == (429, "rate_limit_exceeded")
 
 
-async def test_a_quota_that_ends_between_the_choices_ends_the_request(tmp_path: Path) -> None:
+async def test_choices_cost_as_many_tokens_of_a_quota_as_the_usage_says(tmp_path: Path) -> None:
     async with serve_stored(tmp_path) as server:
-        chat = Chat(server, await issue(server, requests_per_minute=2))
-        assert (await chat.error(n=2))[0] == 429
+        key = await issue(server, tokens_per_day=10_000)
+        body = await Chat(server, key).complete(user("word " * 100), n=3)
+        token = Token.parse(key)
+        assert token is not None
+        (standing,) = server.service.quotas.standing(await server.service.store.keys.find(token.id))
+        assert standing.remaining == 10_000 - body["usage"]["total_tokens"]
 
 
 async def test_a_key_may_be_bound_to_models(tmp_path: Path) -> None:

@@ -134,6 +134,7 @@ class Driver:
         "_lease",
         "_tasks",
         "caller",
+        "counted_tokens",
         "origin",
         "service",
         "session",
@@ -160,6 +161,9 @@ class Driver:
         self.sink = sink
         self.origin = origin
         self.states = states
+        self.counted_tokens: int | None = None
+        """Set if further turns belong to a request that its key's quotas have counted: the tokens of their
+        common context, which they have counted too."""
         self._lease = lease
         self._tasks: dict[Subject, asyncio.Task[None]] = {}
         self._cancelled: set[asyncio.Task[None]] = set()
@@ -237,7 +241,8 @@ class Driver:
         origin = self.origin
         traceparent = ended.traceparent or origin.traceparent
         started_at = unix_time(ended.arrived)
-        turn = EndedTurn(ended.report, ended.lane, self.caller, origin, started_at, traceparent)
+        counted = self.counted_tokens or 0
+        turn = EndedTurn(ended.report, ended.lane, self.caller, origin, started_at, traceparent, counted)
         content = None
         if self.service.content_observers and (source := ended.turn) is not None:
             output = tuple(source.output.items)
@@ -356,7 +361,7 @@ class Driver:
             return await self._generate(work)
         if isinstance(work, Load):
             # First, so that a caller who is refused learns nothing about what is stored.
-            await self.service.admit_turn(self.caller)
+            await self.service.admit_turn(self.caller, counts=self.counted_tokens is None)
             return await self._load(work)
         if isinstance(work, CompileGrammars):
             return await self.service.compiler.check(self.session.tenant, work.grammars)

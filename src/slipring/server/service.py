@@ -218,10 +218,11 @@ class Service:
             return self.catalog
         return Permitted(self.catalog, caller.key.models)
 
-    async def admit_turn(self, caller: Caller) -> None:
-        """Count one more turn of a caller. Raises if its key was revoked or a quota is used up."""
+    async def admit_turn(self, caller: Caller, *, counts: bool = True) -> None:
+        """Count one more turn of a caller. Raises if its key was revoked or a quota is used up. Unless it
+        ``counts``: it is part of a request that was admitted, and only the key matters."""
         key = await self.keyring.recheck(caller)
-        if key is not None:
+        if key is not None and counts:
             await self.quotas.admit(key)
 
     def forget_sent(self, tenant: str) -> None:
@@ -249,7 +250,8 @@ class Service:
         if report.fallback is not UNSET:
             self.render_fallbacks[report.fallback] += 1
         if report.tokens is not UNSET and caller.key is not None:
-            self.quotas.spend(caller.key, report.tokens.input + report.tokens.output)
+            new = max(0, report.tokens.input - turn.counted_tokens)
+            self.quotas.spend(caller.key, new + report.tokens.output)
 
     async def sync_keys(self) -> None:
         """Exchange key usage with the store: write what was used here, read new keys and others' usage."""

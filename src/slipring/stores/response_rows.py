@@ -182,9 +182,12 @@ def columns(state: ResponseState, positions: Positions | None, detached: Detache
 
 
 def _pack_position(state: ResponseState, positions: Positions | None) -> bytes | None:
-    if positions is None or state.position is None:
+    if positions is None or state.position is None or not state.keeps_position:
         return None
-    return positions.pack(state.position, state.parent.position if state.parent is not None else None)
+    parent = state.parent
+    return positions.pack(
+        state.position, parent.position if parent is not None and parent.keeps_position else None
+    )
 
 
 def rebuild(
@@ -209,5 +212,6 @@ def rebuild(
         carry=unpack_carry(record.carry, parent.carry if parent is not None else None),
         position=position,
     )
+    state.keeps_position = record.position is not None
     state.verdicts = unpack_verdicts(record.verdicts)
     return state

@@ -128,6 +128,7 @@ class ResponseState:
         "depth",
         "digest",
         "head",
+        "keeps_position",
         "parent",
         "position",
         "response",
@@ -154,6 +155,8 @@ class ResponseState:
         self._items: _Items | bytes = (input, output)
         self.carry = carry
         self.position = position
+        self.keeps_position = True
+        """Whether its position is part of what a store keeps of it; set by the code that makes the node."""
         self.verdicts: NodeVerdicts | None = None
         """Of safety checks, set by the code that makes the node; None if no policy applied."""
         self.digest: bytes | None = None

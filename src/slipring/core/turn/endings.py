@@ -195,6 +195,9 @@ def _new_state(
         position=position,
         fork=turn.asked.forks,
     )
+    # A client that sends its history again will do so with the next turn, too, and would have all ids of its
+    # context stored each time.
+    state.keeps_position = parent is not None or turn.recognition.match is None
     if prepared.checks is not None:
         state.verdicts = prepared.checks.verdicts(parent)
     elif parent is not None and parent.is_audited:

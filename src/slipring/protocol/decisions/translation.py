@@ -82,10 +82,16 @@ class DecisionTranslation(Translation):
         """An event of a question. One that a safety check has blocked is a refusal, so that the others are
         answered. One without an answer ends the request: it would not be true that the model has declined."""
         if isinstance(event, Error):
-            return _declined(event, first) if event.error.code == _BLOCKED else self._named(event)
+            if event.error.code != _BLOCKED:
+                return self._named(event)
+            return _declined(event, structs.replace(first, usage=None))
         if isinstance(event, Failed):
             error = event.response.error
             return _declined(event, event.response) if error is not None and error.code == _BLOCKED else event
+        if isinstance(event, Incomplete):
+            details = event.response.incomplete_details
+            if details is not None and details.reason == "content_filter":
+                return _declined(event, event.response)
         if isinstance(event, Completed | Incomplete) and not has_answer(event.response):
             return Error.of(UnsupportedParameter(_NO_ANSWER, param="model"))
         return event
@@ -127,9 +133,7 @@ class DecisionTranslation(Translation):
 
 
 def _declined(event: Event, response: Response) -> Completed:
-    refused = structs.replace(
-        response, status="completed", error=None, usage=None, output=[Raw(bytes(_DECLINED))]
-    )
+    refused = structs.replace(response, status="completed", error=None, output=[Raw(bytes(_DECLINED))])
     return Completed(sequence_number=0, stream_id=event.stream_id, response=refused)
 
 

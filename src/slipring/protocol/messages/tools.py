@@ -14,6 +14,8 @@ from slipring.protocol.items import Name
 
 _HOSTED = {"web_search_": "web_search", "code_execution_": "code_interpreter"}
 """The types of server tools, without their dates, and those of the Responses API."""
+_SEARCH = "tool_search_tool_"
+_INSTEAD = "; a function of the client can search, and return tool_reference blocks"
 _Dated = Annotated[str, Meta(max_length=100)]
 
 
@@ -31,6 +33,7 @@ class MessagesTool(Struct):
     mcp_server_name: str | None = None
     default_config: "ToolConfig | None" = None
     configs: "dict[str, ToolConfig] | None" = None
+    tools: Raw | None = None
 
 
 class ToolConfig(Struct):
@@ -160,8 +163,9 @@ class Tools:
         assert kind is not None
         hosted = next((name for prefix, name in _HOSTED.items() if kind.startswith(prefix)), None)
         if hosted is None:
+            why = f"this server does not have the tool {quoted(kind)}"
             raise UnsupportedParameter.at(
-                f"{where}.type", f"this server does not have the tool {quoted(kind)}"
+                f"{where}.type", f"{why}{_INSTEAD if kind.startswith(_SEARCH) else ''}"
             )
         _require_direct(tool, where)
         self.hosted.add(hosted)
@@ -281,8 +285,13 @@ def _allowed(server: McpServer, where: str) -> list[str] | None:
 def _enabled(where: str, toolset: MessagesTool) -> list[str] | None:
     """The same, as a toolset says it."""
     configs = toolset.configs or {}
-    if any(config.defer_loading for config in (toolset.default_config, *configs.values()) if config):
-        raise UnsupportedParameter.at(f"{where}.defer_loading", "this server runs no tool search")
+    named = {"default_config": toolset.default_config} if toolset.default_config is not None else {}
+    named |= {f"configs.{name}": config for name, config in configs.items()}
+    for field, config in named.items():
+        if config.defer_loading:
+            raise UnsupportedParameter.at(f"{where}.{field}.defer_loading", "this server runs no tool search")
+    if toolset.tools is not None:
+        raise UnsupportedParameter.at(f"{where}.tools", "this server asks MCP servers for their tools itself")
     if toolset.default_config is not None and toolset.default_config.enabled is False:
         return [name for name, config in configs.items() if config.enabled is True]
     if any(config.enabled is False for config in configs.values()):

@@ -87,6 +87,9 @@ class Forks(Sink):
 
     def record(self, turn: EndedTurn) -> None:
         self._reply.record(turn)
+        if turn.lane is None:
+            tokens = turn.report.tokens
+            self._driver.counted_tokens = tokens.input if tokens is not UNSET else 0
         if self._is_prefilled:
             begin = self._begin if turn.lane is None else partial(self._go_on, turn.lane)
             asyncio.get_running_loop().call_soon(begin)

@@ -41,6 +41,8 @@ class EndedTurn(Struct, frozen=True):
     """Unix time at which its request had arrived."""
     traceparent: str | None = None
     """The trace context of the request: its own, else that of its connection; not yet validated."""
+    counted_tokens: int = 0
+    """Tokens of its context that another turn of the same request has counted towards quotas."""
 
     @property
     def ended_at(self) -> float:
