@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from typing import Literal, Protocol, TextIO
 
 _FALLBACK_SIZE = os.terminal_size((80, 24))
+_CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+"""Terminals execute these characters; the text of a model must not control the terminal."""
+_Kind = Literal["answer", "reasoning", "note", "error"]
 
 
 class Format(Protocol):
@@ -99,12 +102,6 @@ def _terminal_size(stream: TextIO) -> tuple[int, int]:
     except (OSError, ValueError):
         size = _FALLBACK_SIZE
     return size.columns or _FALLBACK_SIZE.columns, size.lines or _FALLBACK_SIZE.lines
-
-
-_CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
-"""Terminals execute these characters; the text of a model must not control the terminal."""
-
-_Kind = Literal["answer", "reasoning", "note", "error"]
 
 
 class _Writer(Protocol):

@@ -21,6 +21,8 @@ from slipring.protocol.requests import TextFormat
 from slipring.protocol.tools import CallableTool, FunctionTool, Offer
 
 Tools = tuple[CallableTool, ...]
+_REWRITTEN = "the parent's messages were not written by this engine"
+_fields = msgspec.json.Decoder(dict[str, Raw])
 
 
 class Toolbox(Struct, frozen=True, eq=False):
@@ -86,10 +88,6 @@ def offered_tools(offer: Offer) -> Tools:
     the server prefills the prompt again.
     """
     return tuple({(tool.namespace, tool.name): tool for tool in offer.tools}.values())
-
-
-_REWRITTEN = "the parent's messages were not written by this engine"
-_fields = msgspec.json.Decoder(dict[str, Raw])
 
 
 class Written(Struct, frozen=True, eq=False):

@@ -29,6 +29,11 @@ _BYTES = 400
 _STEP_BYTES = 150
 CALLS = frozenset({"function_call", "custom_tool_call", "tool_search_call"})
 """Calls that have an id of ours. Others keep the upstream's."""
+_VERSION = b"\x40"
+"""The first byte. Different from those of rendered contexts, which are stored in the same place."""
+_MOST_THOUGHT_BYTES = 4 * 2**20
+"""Of one response. One that has more is stored without its encrypted reasoning."""
+_encoder = msgpack.Encoder()
 
 
 class KeptStep:
@@ -172,12 +177,6 @@ def upstream_call_id(job: Job, home: object, call_id: str) -> str:
     return call_id
 
 
-_VERSION = b"\x40"
-"""The first byte. Different from those of rendered contexts, which are stored in the same place."""
-_MOST_THOUGHT_BYTES = 4 * 2**20
-"""Of one response. One that has more is stored without its encrypted reasoning."""
-
-
 class _PackedStep(Struct, frozen=True, array_like=True):
     call_ids: tuple[str, ...]
     thoughts: tuple[tuple[int, bytes], ...]
@@ -191,7 +190,6 @@ class _Packed(Struct, frozen=True, array_like=True):
     """Oldest first."""
 
 
-_encoder = msgpack.Encoder()
 _decoder = msgpack.Decoder(_Packed)
 
 

@@ -18,6 +18,12 @@ from slipring.protocol.hosted.tool_types import CLIENT_TYPES
 from slipring.protocol.items import AdditionalTools, LoadedTools
 from slipring.protocol.tools import CallableTool, Definition, Toolset, merged
 
+_tools = msgspec.json.Decoder(list[Raw])
+_BY_TYPE = frozenset({"tool_search", *PARAMETERS})
+"""Tools that ``tool_choice`` names by their type. Those that slipring runs are functions to the upstream."""
+_LOGPROBS = "message.output_text.logprobs"
+_ENCRYPTED = "reasoning.encrypted_content"
+
 
 class _Kind(Struct):
     type: str
@@ -42,7 +48,6 @@ class _Entry(Struct):
 
 
 _kinds = msgspec.json.Decoder(list[_Kind])
-_tools = msgspec.json.Decoder(list[Raw])
 _entry = msgspec.json.Decoder(_Entry)
 
 
@@ -78,12 +83,6 @@ def client_tools(tools: Toolset) -> bytes:
             {"type": "namespace", "name": namespace, "description": description, "tools": definitions}
         )
     return wire.encode(kept)
-
-
-_BY_TYPE = frozenset({"tool_search", *PARAMETERS})
-"""Tools that ``tool_choice`` names by their type. Those that slipring runs are functions to the upstream."""
-_LOGPROBS = "message.output_text.logprobs"
-_ENCRYPTED = "reasoning.encrypted_content"
 
 
 def create_body(

@@ -34,6 +34,11 @@ from slipring.protocol.items import (
 )
 from slipring.protocol.pictures.item_pictures import pictures
 
+_BYTES_PER_TOKEN = 4
+_TOKENS_PER_ITEM = 4
+_MAX_PREFIXES = 16_384
+_POSITION_BYTES = 200
+
 
 class Trace(Struct, frozen=True):
     """The digest of a context, which further items can be added to."""
@@ -108,12 +113,6 @@ def _text(content: str | list[Part]) -> str:
     if isinstance(content, str):
         return content
     return "".join(part.text for part in content if isinstance(part, InputText | OutputText))
-
-
-_BYTES_PER_TOKEN = 4
-_TOKENS_PER_ITEM = 4
-_MAX_PREFIXES = 16_384
-_POSITION_BYTES = 200
 
 
 class Tally(Struct, frozen=True):

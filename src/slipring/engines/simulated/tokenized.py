@@ -50,6 +50,8 @@ from slipring.protocol.items import Item
 BLOCK_TOKENS = 32
 _BLOCK_BYTES = 4 * BLOCK_TOKENS
 _MAX_BLOCKS = 262_144
+_PACKAGED = "smollm2"
+_OUTPUT_TYPES = frozenset({"function_call_output", "custom_tool_call_output", "tool_search_output"})
 
 
 class Blocks(Struct, frozen=True):
@@ -91,10 +93,6 @@ class BlockCache:
         while len(seen) > _MAX_BLOCKS:
             seen.popitem(last=False)
         return Blocks(digest, before.tokens + whole // 4, data[whole:]), cached
-
-
-_PACKAGED = "smollm2"
-_OUTPUT_TYPES = frozenset({"function_call_output", "custom_tool_call_output", "tool_search_output"})
 
 
 class Known(Rendered, frozen=True, eq=False):

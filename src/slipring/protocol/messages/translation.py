@@ -25,6 +25,11 @@ from slipring.protocol.responses import Response
 _NAMES = {"requests": ("requests",), "tokens": ("tokens", "input-tokens", "output-tokens")}
 """The limits that the API has for a quota of ours. Tokens of prompts and of answers have one quota here: what
 is left of it bounds both."""
+_LONGEST_ID = 128
+_INCLUDED = {
+    "web_search": "web_search_call.action.sources",
+    "code_interpreter": "code_interpreter_call.outputs",
+}
 
 
 def headers_of(limits: Iterable[RateLimit]) -> dict[str, str]:
@@ -39,13 +44,6 @@ def headers_of(limits: Iterable[RateLimit]) -> dict[str, str]:
             ("reset", limit.resets_at),
         )
     }
-
-
-_LONGEST_ID = 128
-_INCLUDED = {
-    "web_search": "web_search_call.action.sources",
-    "code_interpreter": "code_interpreter_call.outputs",
-}
 
 
 class Counted(Struct):

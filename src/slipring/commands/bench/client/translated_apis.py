@@ -14,6 +14,11 @@ from slipring.commands.bench.client.exchange import Event, Fields, TurnExchange,
 from slipring.commands.bench.workloads.plan import Item, text_of
 
 _Kind = Literal["message", "function_call", "reasoning"]
+_MAX_TOKENS = 4096
+"""Messages requires a limit. That of ``--max-output-tokens`` is sent instead, if there is one."""
+_BREAKPOINT = {"cache_control": {"type": "ephemeral"}}
+_CHOICES = {"required": {"type": "any"}, "none": {"type": "none"}, "auto": {"type": "auto"}}
+_CUTS = ("max_tokens", "model_context_window_exceeded")
 
 
 class RebuiltAnswer:
@@ -235,13 +240,6 @@ class ChatReader:
                 self.answer.call(call["id"], function["name"])
             if function.get("arguments"):
                 self.answer.arguments(function["arguments"])
-
-
-_MAX_TOKENS = 4096
-"""The API requires a limit. That of ``--max-output-tokens`` is sent instead, if there is one."""
-_BREAKPOINT = {"cache_control": {"type": "ephemeral"}}
-_CHOICES = {"required": {"type": "any"}, "none": {"type": "none"}, "auto": {"type": "auto"}}
-_CUTS = ("max_tokens", "model_context_window_exceeded")
 
 
 class MessagesHistory:

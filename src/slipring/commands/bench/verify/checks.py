@@ -17,6 +17,19 @@ from slipring.commands.bench.verify import digests
 from slipring.commands.bench.workloads.plan import Item, Need
 
 CALLS = ("function_call", "custom_tool_call")
+_Key = tuple[int, str, int]
+"""Identifies a streamed text or a content part: output index, event name or list name, index in the item."""
+_TEXTS = {
+    "response.output_text": ("text", "content"),
+    "response.refusal": ("refusal", "content"),
+    "response.function_call_arguments": ("arguments", ""),
+    "response.custom_tool_call_input": ("input", ""),
+    "response.reasoning_text": ("text", "content"),
+    "response.reasoning_summary_text": ("text", "summary"),
+}
+"""Streamed texts: the field of the whole text, and the item's list that holds its part, if any."""
+_PARTS = {"response.content_part": "content", "response.reasoning_summary_part": "summary"}
+"""Content parts: the item's list that holds them."""
 
 
 class Expectation(Struct, frozen=True, kw_only=True):
@@ -137,22 +150,6 @@ def _check_need(answer: list[Item], needs: Need) -> Iterator[str]:
         yield "a call, though the loop needs text"
     elif needs == "text" and not any(streamed_text(item) for item in answer if item["type"] == "message"):
         yield "no text, though the loop needs some"
-
-
-_Key = tuple[int, str, int]
-"""Identifies a streamed text or a content part: output index, event name or list name, index in the item."""
-
-_TEXTS = {
-    "response.output_text": ("text", "content"),
-    "response.refusal": ("refusal", "content"),
-    "response.function_call_arguments": ("arguments", ""),
-    "response.custom_tool_call_input": ("input", ""),
-    "response.reasoning_text": ("text", "content"),
-    "response.reasoning_summary_text": ("text", "summary"),
-}
-"""Streamed texts: the field of the whole text, and the item's list that holds its part, if any."""
-_PARTS = {"response.content_part": "content", "response.reasoning_summary_part": "summary"}
-"""Content parts: the item's list that holds them."""
 
 
 class ItemChecker:

@@ -37,6 +37,11 @@ _CLIENT_STAGE = "client"
 
 _turn = msgspec.json.Decoder(RecordedTurn)
 _header = msgspec.json.Decoder(Header)
+_OUTPUTS = ("function_call_output", "custom_tool_call_output")
+_IGNORED = frozenset(
+    "type model stream stream_id store previous_response_id conversation tool_choice background".split()
+)
+"""Fields that the mode sets: ignored in a recording."""
 
 
 class _Part(Struct, frozen=True, kw_only=True):
@@ -258,13 +263,6 @@ def _sums(stages: list[dict[str, Any]]) -> dict[str, float]:
     for stage in stages:
         sums[stage["name"]] = round(sums.get(stage["name"], 0.0) + stage["duration_ms"], 3)
     return sums
-
-
-_OUTPUTS = ("function_call_output", "custom_tool_call_output")
-_IGNORED = frozenset(
-    "type model stream stream_id store previous_response_id conversation tool_choice background".split()
-)
-"""Fields that the mode sets: ignored in a recording."""
 
 
 class _Turn(Struct):

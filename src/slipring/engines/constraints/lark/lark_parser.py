@@ -27,6 +27,62 @@ from slipring.engines.constraints.lark.character_sets import (
     union,
 )
 
+_MAX_BEGINNINGS = 200
+_CONTROL: Final = {"a": "\a", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
+_HEX: Final = re.compile(r"\\(?:[xuU]\{(H+)\}|x(HH)|u(HHHH)|U(H{8}))".replace("H", "[0-9a-fA-F]"))
+_CATEGORY: Final = re.compile(r"\\[pP](?:\{(\^?)(\w+)\}|(\w))")
+_COUNT: Final = re.compile(r"\{\s*(\d+)\s*(?:(,)\s*(\d*)\s*)?\}")
+_FLAGS: Final = re.compile(r"\(\?([a-zA-Z]*)(?:-([a-zA-Z]+))?([:)])")
+_NAMED: Final = re.compile(r"\(\?P?<\w+>")
+_SUPPORTED_FLAGS: Final = frozenset("imsu")
+"""``m`` has no effect without anchors, and ``u`` is the default."""
+_TOKEN: Final = re.compile(
+    r"""
+      (?P<skip>(?:\#|//)[^\n]*|[ \t]+)
+    | (?P<string>"(?:\\.|[^"\\])*"i?)
+    | (?P<regex>/(?:\\.|[^/\\])+/[imslux]*)
+    | (?P<directive>%\w+)
+    | (?P<terminal>_?[A-Z][_A-Z0-9\-]*)
+    | (?P<rule>!?[_?]?[a-z][_a-z0-9\-]*)
+    | (?P<number>\d+)
+    | (?P<newline>(?:\r?\n)+[ \t]*)
+    | (?P<sign>->|\.\.|[:|()\[\]{},.~?*+])
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_COMMON: Final = r"""
+DIGIT: /[0-9]/
+HEXDIGIT: /[0-9A-Fa-f]/
+INT: DIGIT+
+SIGNED_INT: /[+-]/? INT
+DECIMAL: INT "." INT? | "." INT
+_EXP: "e"i SIGNED_INT
+FLOAT: INT _EXP | DECIMAL _EXP?
+SIGNED_FLOAT: /[+-]/? FLOAT
+NUMBER: FLOAT | INT
+SIGNED_NUMBER: /[+-]/? NUMBER
+ESCAPED_STRING: "\"" /([^"\\]|\\.)*/ "\""
+LCASE_LETTER: /[a-z]/
+UCASE_LETTER: /[A-Z]/
+LETTER: /[A-Za-z]/
+WORD: LETTER+
+CNAME: /[A-Za-z_]/ /[0-9A-Za-z_]/*
+WS_INLINE: /[ \t]/+
+WS: /[ \t\f\r\n]/+
+CR: "\r"
+LF: "\n"
+NEWLINE: (CR? LF)+
+SH_COMMENT: /#[^\n]*/
+CPP_COMMENT: "//" /[^\n]*/
+C_COMMENT: "/*" /[^*]/* /[*]+/ (/[^\/*]/ /[^*]/* /[*]+/)* "/"
+SQL_COMMENT: "--" /[^\n]*/
+"""
+"""Terminals of Lark's ``common`` library that llguidance can import."""
+_HEX_ESCAPE: Final = re.compile(r"(\\[^x])|\\x(..)")
+_UNBOUNDED: Final = 2**31 - 1
+Token = tuple[str, str]
+"""Kind and text."""
+
 
 class Unsupported(Exception):
     """The grammar cannot be converted: it uses an unsupported feature, or exceeds a limit."""
@@ -63,7 +119,6 @@ class Rule(Struct, frozen=True, cache_hash=True):
 Node = CharacterSet | Sequence | Either | Repeated | Terminal | Rule
 
 EMPTY = Sequence(())
-_MAX_BEGINNINGS = 200
 
 
 def is_nullable(pattern: Node) -> bool:
@@ -106,16 +161,6 @@ def without_empty(pattern: Node) -> Node:
     if len(ways) > _MAX_BEGINNINGS:
         raise Unsupported("too many ways in which a terminal begins")
     return Either(tuple(map(Sequence, ways)))
-
-
-_CONTROL: Final = {"a": "\a", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
-_HEX: Final = re.compile(r"\\(?:[xuU]\{(H+)\}|x(HH)|u(HHHH)|U(H{8}))".replace("H", "[0-9a-fA-F]"))
-_CATEGORY: Final = re.compile(r"\\[pP](?:\{(\^?)(\w+)\}|(\w))")
-_COUNT: Final = re.compile(r"\{\s*(\d+)\s*(?:(,)\s*(\d*)\s*)?\}")
-_FLAGS: Final = re.compile(r"\(\?([a-zA-Z]*)(?:-([a-zA-Z]+))?([:)])")
-_NAMED: Final = re.compile(r"\(\?P?<\w+>")
-_SUPPORTED_FLAGS: Final = frozenset("imsu")
-"""``m`` has no effect without anchors, and ``u`` is the default."""
 
 
 def parse_regex(expression: str, flags: str = "") -> Node:
@@ -267,52 +312,6 @@ def _code(characters: CharacterSet) -> int:
     return characters.certain[0][0]
 
 
-_TOKEN: Final = re.compile(
-    r"""
-      (?P<skip>(?:\#|//)[^\n]*|[ \t]+)
-    | (?P<string>"(?:\\.|[^"\\])*"i?)
-    | (?P<regex>/(?:\\.|[^/\\])+/[imslux]*)
-    | (?P<directive>%\w+)
-    | (?P<terminal>_?[A-Z][_A-Z0-9\-]*)
-    | (?P<rule>!?[_?]?[a-z][_a-z0-9\-]*)
-    | (?P<number>\d+)
-    | (?P<newline>(?:\r?\n)+[ \t]*)
-    | (?P<sign>->|\.\.|[:|()\[\]{},.~?*+])
-    """,
-    re.VERBOSE | re.DOTALL,
-)
-_COMMON: Final = r"""
-DIGIT: /[0-9]/
-HEXDIGIT: /[0-9A-Fa-f]/
-INT: DIGIT+
-SIGNED_INT: /[+-]/? INT
-DECIMAL: INT "." INT? | "." INT
-_EXP: "e"i SIGNED_INT
-FLOAT: INT _EXP | DECIMAL _EXP?
-SIGNED_FLOAT: /[+-]/? FLOAT
-NUMBER: FLOAT | INT
-SIGNED_NUMBER: /[+-]/? NUMBER
-ESCAPED_STRING: "\"" /([^"\\]|\\.)*/ "\""
-LCASE_LETTER: /[a-z]/
-UCASE_LETTER: /[A-Z]/
-LETTER: /[A-Za-z]/
-WORD: LETTER+
-CNAME: /[A-Za-z_]/ /[0-9A-Za-z_]/*
-WS_INLINE: /[ \t]/+
-WS: /[ \t\f\r\n]/+
-CR: "\r"
-LF: "\n"
-NEWLINE: (CR? LF)+
-SH_COMMENT: /#[^\n]*/
-CPP_COMMENT: "//" /[^\n]*/
-C_COMMENT: "/*" /[^*]/* /[*]+/ (/[^\/*]/ /[^*]/* /[*]+/)* "/"
-SQL_COMMENT: "--" /[^\n]*/
-"""
-"""Terminals of Lark's ``common`` library that llguidance can import."""
-_HEX_ESCAPE: Final = re.compile(r"(\\[^x])|\\x(..)")
-_UNBOUNDED: Final = 2**31 - 1
-
-
 class LarkGrammar(Struct, frozen=True):
     """A parsed grammar. Its start rule is ``start``."""
 
@@ -328,10 +327,6 @@ def parse_lark(text: str) -> LarkGrammar:
     rules = {name: _RuleParser(source, tokens).parse() for name, tokens in source.rules.items()}
     ignored = tuple(_TerminalParser(source, tokens).parse() for tokens in source.ignored)
     return LarkGrammar(rules, Terminal(Either(ignored), is_ignored=True) if ignored else None)
-
-
-Token = tuple[str, str]
-"""Kind and text."""
 
 
 class _Source:

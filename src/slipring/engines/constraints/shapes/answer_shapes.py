@@ -45,6 +45,8 @@ _INDEX: Final = Pattern("[0-9]{1,4}")
 _ID: Final = Pattern("[A-Za-z0-9]{9}")
 """An id as Mistral's models write it."""
 _LEADING_ID: Final = Pattern(r"[A-Za-z0-9_\-]{1,40}")
+_START, _CHANNEL, _MESSAGE, _CONSTRAIN, _END, _, _ = HARMONY_MARKS
+_NEXT: Final = f"{_START}assistant"
 
 
 class CallShapes:
@@ -162,10 +164,6 @@ def _named_json_call(layout: NamedJsonCalls, tool: CalledTool, number: int) -> S
     if layout.id_separator:
         parts += [Mark(layout.id_separator), _INDEX if layout.id_is_index else _ID]
     return sequence(*parts, Mark(layout.arguments_open), json_arguments(tool, number), Mark(layout.close))
-
-
-_START, _CHANNEL, _MESSAGE, _CONSTRAIN, _END, _, _ = HARMONY_MARKS
-_NEXT: Final = f"{_START}assistant"
 
 
 def answer_shape(form: Form, *, loops: bool) -> Shape:

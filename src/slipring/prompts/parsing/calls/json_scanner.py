@@ -14,6 +14,10 @@ _IN_STRING: Final = re.compile(r'[^"\\\x00-\x1f]*')
 _BETWEEN: Final = re.compile(r"[ \t\r\n,:0-9+\-.eEtrufalsn]*")
 SPACES: Final = re.compile(f"[{SPACE}]*")
 _CLOSERS: Final = {"{": "}", "[": "]"}
+Members = list[tuple[str, str]]
+"""The keys of an object and their values as JSON text."""
+_any = msgspec.json.Decoder()
+_encode = json.JSONEncoder(ensure_ascii=False).encode  # ``json.dumps`` would make an encoder for each text
 
 
 class JsonScanner:
@@ -95,13 +99,6 @@ def skip(pattern: re.Pattern[str], text: str, at: int) -> int:
     """Return where the match of ``pattern`` at position ``at`` ends, or ``at`` without a match."""
     match = pattern.match(text, at)
     return match.end() if match else at
-
-
-Members = list[tuple[str, str]]
-"""The keys of an object and their values as JSON text."""
-
-_any = msgspec.json.Decoder()
-_encode = json.JSONEncoder(ensure_ascii=False).encode  # ``json.dumps`` would make an encoder for each text
 
 
 def quoted(text: str) -> str:

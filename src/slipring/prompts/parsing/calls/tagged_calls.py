@@ -22,6 +22,8 @@ from slipring.protocol.tools import CallableTool
 _TYPE: Final = "{type}"
 _CDATA: Final = "<![CDATA["
 _CDATA_END: Final = marker_finder("]]>")
+_MAX_DEPTH: Final = 64
+_TAG: Final = re.compile(r"<(/?)([^<>/\s][^<>\s]*)>")
 
 
 class TaggedCallReader(CallReader):
@@ -263,10 +265,6 @@ class _ValueText:
         """End the value; ``is_closed``: by a tag, to which the last line break belongs."""
         if self._held_break and not is_closed:
             self._sink(self._held_break)
-
-
-_MAX_DEPTH: Final = 64
-_TAG: Final = re.compile(r"<(/?)([^<>/\s][^<>\s]*)>")
 
 
 class _Element:
