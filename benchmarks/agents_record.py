@@ -10,21 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from comparison import NAMES, OWN, WAYS, WITH_SESSIONS, Measured, Plan
+from comparison import NAMES, OWN, UNSCHEDULED, WAYS, WITH_SESSIONS, Measured, Plan
 from msgspec import Struct
 
-from slipring.commands.bench.report import palette, scripts
+from slipring.commands.bench.report import at_once, palette, scripts
+from slipring.commands.bench.report.at_once import Plot, Series, Style, Value
 from slipring.commands.bench.results import Machine
 
 RESULTS = Path(__file__).parent / "results" / "agents"
 Pauses = tuple[float, float]
 _LAST = 5
-_SCRIPT = Path(__file__).with_name("agents.js")
-_STYLE = """
-text{font:13px system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif;fill:var(--soft)}
-.title{font-size:17px;font-weight:700;fill:var(--ink)}.head{font-weight:700;fill:var(--ink)}
-.name{fill:var(--ink)}.small{font-size:12px}.paper{fill:var(--paper);stroke:var(--rule)}
-"""
+_ENDED = Path(__file__).with_name("ended.js")
 
 
 class Cell(Struct, frozen=True):
@@ -54,12 +50,18 @@ class Run(Struct):
     """CPU time of each process."""
     first_ms: list[list[float]]
     total_ms: list[list[float]]
+    loops_ms: list[float]
+    """How long each loop took, with its pauses; of loops that have ended."""
     prefilled_tokens: int
     """What the engine had to read of all prompts: the rest was in its cache, or in a session."""
     prompt_tokens: int
     last_tokens: int
     """The length of the last prompt of a loop."""
     sent_bytes: int
+    engine: dict[str, float] = {}
+    """What the engine's own counters have counted meanwhile."""
+    samples: dict[str, list[float]] = {}
+    """Gauges of the engine and of slipring, once a second."""
     wrong: str | None = None
 
 
@@ -73,12 +75,14 @@ class Record(Struct, kw_only=True):
     gpu: str | None
     versions: dict[str, str]
     command: str
+    kv_tokens: int = 0
+    """What the engine's KV cache holds; 0 if the engine does not report it."""
     left_out: dict[str, str] = {}
     """Servers that were not measured, and why."""
     measured: list[Run] = []
 
 
-def run_of(measured: Measured, cell: Cell) -> Run:
+def run_of(measured: Measured, cell: Cell, engine: dict[str, float], samples: dict[str, list[float]]) -> Run:
     turns = [turn for loop in measured.turns for turn in loop]
     return Run(
         cell=cell,
@@ -87,10 +91,13 @@ def run_of(measured: Measured, cell: Cell) -> Run:
         cpu_ms={name: round(spent, 1) for name, spent in measured.cpu_ms.items()},
         first_ms=[[round(turn.first_ms, 1) for turn in loop] for loop in measured.turns],
         total_ms=[[round(turn.total_ms, 1) for turn in loop] for loop in measured.turns],
+        loops_ms=[round(ms, 1) for ms in measured.loops_ms],
         prefilled_tokens=sum(turn.input_tokens - turn.cached_tokens for turn in turns),
         prompt_tokens=sum(turn.input_tokens for turn in turns),
         last_tokens=max((turn.input_tokens for turn in turns), default=0),
         sent_bytes=sum(turn.sent_bytes for turn in turns),
+        engine=engine,
+        samples=samples,
         wrong=measured.wrong,
     )
 
@@ -193,40 +200,144 @@ def figure(records: Sequence[Record]) -> str:
             for amount in _amounts(record)
             if all((key, amount) in found and _is_right(found[key, amount]) for key in shown)
         ]
+        series = [
+            Series(_SHORT[key], _STYLES[key], [_range(found[key, amount]) for amount in amounts])
+            for key in shown
+        ]
+        plots.append(Plot(_heading(record), "loops at once", amounts, series))
+    first = records[0]
+    return at_once.drawn(
+        plots,
+        title="Agents at once over one vLLM: time until all have finished their loops",
+        about=" ".join(f"{_heading(record)}: {sentence(record)}" for record in records),
+        subtitle=_subtitle(records),
+        conditions=f"{first.when[:10]} · {first.gpu or first.machine.cpu} · vLLM {first.versions['vllm']}"
+        f" · {first.measured[0].cell.plan.turns} turns, {_last_tokens(first):,} tokens at the end, no pauses"
+        " · random weights",
+    )
+
+
+def pressure_about(record: Record) -> str:
+    """The loops, and how much of them the cache holds."""
+    at_once = record.measured[0].cell.at_once
+    least, most = record.measured[0].cell.plan.pause_s or (0.0, 0.0)
+    holds = record.kv_tokens // _last_tokens(record)
+    return (
+        f"{about(record)} {at_once} loops at once, with tools of {least:g} to {most:g} s, over a KV cache for"
+        f" {record.kv_tokens:,} tokens: {holds} such contexts at their end."
+    )
+
+
+def pressure_table(record: Record) -> str:
+    """A row for each way: how long loops took together and each, and what was found in the cache."""
+    lines = [
+        "| way | all loops s | mean of a loop s | p95 s | first token ms, median / p95 | prefix hits"
+        " | prefilled tokens | CPU of vLLM's API process s |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for cell, runs in _by_cell(record, pauses=True).items():
+        first = sorted(ms for run in runs for loop in run.first_ms for ms in loop)
+        tokens = f"{statistics.median(run.prefilled_tokens for run in runs):,.0f}"
+        cpu = f"{statistics.median(run.cpu_ms['vllm'] for run in runs) / 1e3:.0f}"
+        if any(run.wrong for run in runs):
+            (run,) = runs
+            done, all_turns = sum(map(len, run.total_ms)), cell.at_once * cell.plan.turns
+            ended = f"{len(run.loops_ms)} of {cell.at_once}"
+            times = f"{_shortened(run.wrong or '')}; {done} of {all_turns} turns, {ended} loops ended | – | –"
+        else:
+            times = " | ".join(
+                _span(values)
+                for values in (
+                    [run.wall_ms / 1e3 for run in runs],
+                    [_mean_s(run) for run in runs],
+                    [_p95_s(run) for run in runs],
+                )
+            )
+        lines.append(
+            f"| {cell.title} | {times} | {_median(first):,.0f} / {_p95(first):,.0f}"
+            f" | {_hits(runs):.0%} | {tokens} | {cpu} |"
+        )
+    return "\n".join(lines)
+
+
+def pressure_sentence(record: Record) -> str:
+    """The mean and the p95 of a loop, against the mean over vLLM's own endpoint."""
+    found = {cell.key: runs for cell, runs in _by_cell(record, pauses=True).items()}
+    other = found[_CHAT]
+    # A loop that was stopped would have taken longer.
+    is_whole = _is_right(other)
+    theirs = statistics.fmean(map(_mean_s, other)) if is_whole else _wall_s(other)
+    parts = []
+    for key in (_SOCKET, _SESSIONS):
+        runs = found[key]
+        mean, p95 = (statistics.fmean(map(each, runs)) for each in (_mean_s, _p95_s))
+        share = f"{'' if is_whole else 'less than '}{mean / theirs:.2f}"
+        parts.append(f"{_SHORT[key]}: mean of a loop {mean:.0f} s, {share} of theirs, p95 {p95:.0f} s")
+    at_least = "" if is_whole else "more than "
+    return f"vLLM's own Chat Completions: mean of a loop {at_least}{theirs:.0f} s. {'; '.join(parts)}."
+
+
+def pressure_figure(records: Sequence[Record]) -> str:
+    """How many loops have ended by which time, as SVG: one plot for each model."""
+    plots = []
+    for record in records:
+        found = {cell.key: runs[0] for cell, runs in _by_cell(record, pauses=True).items()}
+        longest = max(run.wall_ms for run in found.values()) / 1e3
+        step = 20 if longest < 150 else 40
         plots.append(
             {
-                "heading": _heading(record),
-                "amounts": amounts,
+                "heading": f"{_SIZES[record.shape]}, {record.measured[0].cell.at_once} loops, room for"
+                f" {record.kv_tokens // _last_tokens(record)}",
+                "ticks": [step * number for number in range(int(longest / step) + 2)],
                 "series": [
                     {
                         "name": _SHORT[key],
-                        "style": {"css": css, "dash": dash, "mark": mark},
-                        "values": [_wall_s(found[key, amount]) for amount in amounts],
+                        "style": style,
+                        "points": _ended(found[key]) if key in found else [],
                     }
-                    for key, (css, dash, mark) in zip(shown, _STYLES, strict=True)
+                    for key, style in _STYLES.items()
+                    if any(key == run.cell.key for each in records for run in each.measured)
                 ],
             }
         )
     first = records[0]
     texts = {
-        "title": "Agents at once over one vLLM: time until all have finished their loops",
-        "about": " ".join(f"{_heading(record)}: {sentence(record)}" for record in records),
-        "subtitle": _subtitle(records),
+        "title": "Contexts that do not fit the KV cache: loops that have ended",
+        "about": " ".join(f"{_heading(record)}: {pressure_sentence(record)}" for record in records),
+        "subtitle": "vLLM alone prefills whole histories again; slipring lets as many loops run as fit",
         "conditions": f"{first.when[:10]} · {first.gpu or first.machine.cpu} · vLLM {first.versions['vllm']}"
-        f" · {first.measured[0].cell.plan.turns} turns, {_last_tokens(first):,} tokens at the end, no pauses"
-        " · random weights",
+        " · tools of 0.3 to 3 s · random weights · loops that begin together",
     }
-    return scripts.still(_SCRIPT, {"css": palette.css() + _STYLE, "plots": plots, **texts}) + "\n"
+    return scripts.still(_ENDED, {"css": palette.css() + at_once.STYLE, "plots": plots, **texts}) + "\n"
+
+
+def _ended(run: Run) -> list[dict[str, float]]:
+    """How many loops have ended by which time, in s. A run that was stopped has a last point."""
+    times = [0.0, *sorted(run.loops_ms)]
+    if run.wrong:
+        times.append(run.wall_ms)
+    counts = [min(number, len(run.loops_ms)) for number in range(len(times))]
+    return [
+        {"at": round(at / 1e3, 2), "value": count, "low": count, "high": count}
+        for at, count in zip(times, counts, strict=True)
+    ]
 
 
 _CHAT, _SOCKET, _SESSIONS = ("vllm", "chat"), (OWN, "websocket"), (WITH_SESSIONS, "websocket")
+_UNSCHEDULED = (UNSCHEDULED, "websocket")
+_STYLES = {
+    _CHAT: Style("m0", "7 3", "circle"),
+    _UNSCHEDULED: Style("m1", "3 3", "triangle"),
+    _SOCKET: Style("m4", "10 3 2 3", "square"),
+    _SESSIONS: Style("m3", None, "diamond"),
+}
 _SHORT = {
     _CHAT: "vLLM, Chat Completions",
+    _UNSCHEDULED: "slipring, scheduling=false",
     _SOCKET: "slipring, WebSocket",
     _SESSIONS: "slipring, WebSocket and sessions",
 }
 _SIZES = {"tiny": "a tiny model", "small": "0.3B", "7b": "as large as 7B models"}
-_STYLES = (("m0", "7 3", "circle"), ("m4", "10 3 2 3", "square"), ("m3", None, "diamond"))
 
 
 def _subtitle(records: Sequence[Record]) -> str:
@@ -268,6 +379,28 @@ def _is_right(runs: Sequence[Run]) -> bool:
 
 def _wall_s(runs: Sequence[Run]) -> float:
     return statistics.median(run.wall_ms for run in runs) / 1e3
+
+
+def _range(runs: Sequence[Run]) -> Value:
+    walls = [run.wall_ms for run in runs]
+    return Value(statistics.median(walls), min(walls), max(walls))
+
+
+def _mean_s(run: Run) -> float:
+    return statistics.fmean(run.loops_ms) / 1e3
+
+
+def _p95_s(run: Run) -> float:
+    return _p95(sorted(run.loops_ms)) / 1e3
+
+
+def _p95(ranked: Sequence[float]) -> float:
+    return ranked[int(0.95 * (len(ranked) - 1))]
+
+
+def _hits(runs: Sequence[Run]) -> float:
+    """The share of all prompts that was in the cache or in a session."""
+    return 1 - sum(run.prefilled_tokens for run in runs) / sum(run.prompt_tokens for run in runs)
 
 
 def _ratio(factor: float) -> str:

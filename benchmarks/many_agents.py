@@ -2,11 +2,15 @@
 
     python benchmarks/many_agents.py --shape small --vllm-python /path/to/the/python/of/vllm   # a GPU
     python benchmarks/many_agents.py --shape tiny                                              # the CPU build
+    python benchmarks/many_agents.py --shape small --pressure …      # contexts that do not fit the KV cache
 
 `python benchmarks/peers/setup.py --only vllm agentic-api` installs the CPU build and agentic-api. Each shape
 is a model with random weights. Every way runs with each number of loops at once, and again with pauses
 between turns, as tools make them. The record is written after each cell, so that a run that is stopped leaves
 one, and cells that it has are not measured again. `page.py` shows the records of `results/agents`.
+
+``--pressure`` gives vLLM a KV cache that cannot hold the contexts of all loops, and runs slipring with and
+without its schedule. The engine's counters and the state of its cache are kept with each cell.
 """
 
 import argparse
@@ -15,10 +19,14 @@ import contextlib
 import functools
 import multiprocessing
 import os
+import re
 import secrets
+import statistics
 import subprocess
 import sys
+import threading
 import time
+import urllib.request
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
@@ -29,8 +37,8 @@ import msgspec
 
 sys.path.insert(0, str(Path(__file__).with_name("peers")))
 
-from agents_record import RESULTS, Cell, Pauses, Record, decode, run_of, write
-from comparison import OWN, WITH_SESSIONS, Measured, Plan, Turn
+from agents_record import RESULTS, Cell, Pauses, Record, Run, decode, run_of, write
+from comparison import OWN, SESSIONS_UNSCHEDULED, UNSCHEDULED, WITH_SESSIONS, Measured, Plan, Turn
 from engines import Processes, own_cpu_ms
 from loops import Loop, Wrong, run
 from model import LARGE, SMALL, TINY, Shape, write_vocabulary
@@ -58,6 +66,14 @@ WAYS = {
     WITH_SESSIONS: ("resent", "websocket"),
 }
 """The ways in which each server is used."""
+UNDER_PRESSURE = {
+    "vllm": ("chat",),
+    UNSCHEDULED: ("websocket",),
+    SESSIONS_UNSCHEDULED: ("websocket",),
+    OWN: ("websocket",),
+    WITH_SESSIONS: ("websocket",),
+}
+"""Those where contexts do not fit."""
 AT_ONCE = (1, 4, 16, 64)
 _START_S = 1.0
 """How long the processes of the client have to make ready."""
@@ -71,6 +87,16 @@ class Setting(NamedTuple):
     at_once: tuple[int, ...]
     plan: Plan
     env: dict[str, str]
+    pressure: "Pressure"
+
+
+class Pressure(NamedTuple):
+    """Loops whose contexts do not fit the cache together."""
+
+    blocks: int
+    """Of 16 tokens each, which the KV cache has."""
+    at_once: int
+    turns: int
 
 
 _CALLS = ("--tool-call-parser", "hermes")
@@ -81,14 +107,23 @@ SETTINGS = {
         (1, 4, 16),
         Plan(12, 3_500, 20),
         cpu_environment(1, 2),
+        Pressure(2_200, 10, 8),
     ),
-    "small": Setting(SMALL, ("--max-num-seqs", "256", *_CALLS), AT_ONCE, Plan(20, 9_000, 60), {}),
+    "small": Setting(
+        SMALL,
+        ("--max-num-seqs", "256", *_CALLS),
+        AT_ONCE,
+        Plan(20, 9_000, 60),
+        {},
+        Pressure(75_000, 64, 20),
+    ),
     "7b": Setting(
         LARGE,
         ("--max-num-seqs", "256", "--load-format", "dummy", *_CALLS),
         (1, 4, 16),
         Plan(20, 9_000, 60),
         {},
+        Pressure(25_000, 48, 12),
     ),
 }
 """`7b` has no file of weights: vLLM makes some up."""
@@ -139,7 +174,8 @@ class Part(NamedTuple):
     server: Server
     way: str
     plan: Plan
-    names: list[str]
+    names: dict[int, str]
+    """By their number."""
     vocabulary: Path
     begin_at: float
     most_s: float
@@ -151,25 +187,28 @@ class Ended(NamedTuple):
     at: float
     """When its last loop ended, by a clock that all processes share."""
     turns: list[list[Turn]]
+    loops_ms: list[float]
     wrong: str | None
 
 
 def run_part(part: Part) -> Ended:
     count = counter(part.vocabulary)
-    loops = [Loop(part.server, part.plan, name, count) for name in part.names]
+    loops = [Loop(part.server, part.plan, name, number, count) for number, name in part.names.items()]
 
-    async def limited() -> list[list[Turn]]:
+    async def limited() -> None:
         async with asyncio.timeout(part.most_s):
-            return (await run(part.way, loops))[1]
+            await run(part.way, loops)
 
     time.sleep(max(0.0, part.begin_at - time.monotonic()))
+    wrong = None
     try:
-        turns, wrong = asyncio.run(limited()), None
+        asyncio.run(limited())
     except TimeoutError:
-        turns, wrong = [], f"stopped: more than {part.most_s:.0f} s"
+        wrong = f"stopped: more than {part.most_s:.0f} s"
     except Wrong as error:
-        turns, wrong = [], str(error)
-    return Ended(time.monotonic(), turns, wrong)
+        wrong = str(error)
+    took = [loop.took_ms for loop in loops if loop.took_ms]
+    return Ended(time.monotonic(), [loop.turns for loop in loops], took, wrong)
 
 
 @functools.lru_cache(maxsize=1)
@@ -186,23 +225,95 @@ def counter(vocabulary: Path) -> "functools._lru_cache_wrapper[int]":
 def measure(clients: Clients, server: Server, cell: Cell, vocabulary: Path, most_s: float) -> Measured:
     """Run the loops of a cell."""
     amount = min(clients.amount, cell.at_once)
-    names = [secrets.token_hex(8) for _ in range(cell.at_once)]
+    names = [(number, secrets.token_hex(8)) for number in range(cell.at_once)]
     processes = Processes(server)
     before, client_before = processes.cpu_ms(), clients.cpu_ms()
     begin_at = time.monotonic() + _START_S
     ended = clients.run(
         [
-            Part(server, cell.way, cell.plan, names[first::amount], vocabulary, begin_at, most_s)
+            Part(server, cell.way, cell.plan, dict(names[first::amount]), vocabulary, begin_at, most_s)
             for first in range(amount)
         ]
     )
     measured = Measured(server.name, cell.way, cell.at_once, 0)
     measured.wall_ms = (max(part.at for part in ended) - begin_at) * 1e3
     measured.turns = [turns for part in ended for turns in part.turns]
+    measured.loops_ms = [ms for part in ended for ms in part.loops_ms]
     measured.wrong = next((part.wrong for part in ended if part.wrong), None)
     measured.cpu_ms = {name: spent - before[name] for name, spent in processes.cpu_ms().items()}
     measured.cpu_ms["client"] = clients.cpu_ms() - client_before
     return measured
+
+
+class Watch:
+    """What the engine counts during a cell, and what it and slipring hold, once a second."""
+
+    _COUNTERS = (
+        *("prefix_cache_queries_total", "prefix_cache_hits_total", "num_preemptions_total"),
+        *("prompt_tokens_total", "generation_tokens_total"),
+    )
+    _GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
+
+    def __init__(self, server: Server) -> None:
+        self._engine = server.behind or server
+        self._own = server if server.behind else None
+        self._stopped = threading.Event()
+        self._before = self._counted()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+        self.samples: dict[str, list[float]] = {}
+
+    def __enter__(self) -> "Watch":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def counted(self) -> dict[str, float]:
+        """What was counted since it began."""
+        return {name: value - self._before[name] for name, value in self._counted().items()}
+
+    def _counted(self) -> dict[str, float]:
+        found = metrics(self._engine)
+        return {name: found.get(f"vllm:{name}", 0.0) for name in self._COUNTERS}
+
+    def _sample(self) -> None:
+        while not self._stopped.wait(1.0):
+            found = {name: value for name, value in metrics(self._engine).items() if name in self._GAUGES}
+            if self._own is not None:
+                own = metrics(self._own)
+                found |= {
+                    name: value for name, value in own.items() if name.startswith("slipring_engine_loop")
+                }
+            for name, value in found.items():
+                self.samples.setdefault(name, []).append(round(value, 4))
+
+
+def metrics(server: Server) -> dict[str, float]:
+    """The metrics of a server by name: summed over all labels, but slipring's by their ``state``."""
+    found: dict[str, float] = {}
+    with contextlib.suppress(OSError), urllib.request.urlopen(_metrics_url(server), timeout=10) as answer:
+        for line in answer.read().decode().splitlines():
+            if at := re.fullmatch(r"([a-z_:]+)(\{.*\})? (\S+)", line):
+                state = re.search(r'state="(\w+)"', at[2] or "")
+                name = at[1] + (f" {state[1]}" if state else "")
+                found[name] = found.get(name, 0.0) + float(at[3])
+    return found
+
+
+def kv_tokens(server: Server) -> int:
+    """What the KV cache of a vLLM holds; 0 if it does not say so."""
+    with contextlib.suppress(OSError), urllib.request.urlopen(_metrics_url(server), timeout=10) as answer:
+        text = answer.read().decode()
+        blocks = re.search(r'cache_config_info\{[^}]*num_gpu_blocks="(\d+)"', text)
+        size = re.search(r'cache_config_info\{[^}]*block_size="(\d+)"', text)
+        return int(blocks[1]) * int(size[1]) if blocks and size else 0
+    return 0
+
+
+def _metrics_url(server: Server) -> str:
+    return f"{server.url.removesuffix('/v1')}/metrics"
 
 
 def gpu() -> str | None:
@@ -223,6 +334,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--vllm-url", help="a vLLM that runs already, with the model of this shape")
     parser.add_argument("--vllm-pid", type=int, default=0, help="its process")
     parser.add_argument("--slipring-options", default="", help="further options of slipring's engine vllm")
+    parser.add_argument("--pressure", action="store_true", help="contexts that do not fit the KV cache")
     parser.add_argument("--only-model", action="store_true", help="write the model, and measure nothing")
     parser.add_argument("--agentic", type=Path, default=AGENTIC_PROGRAM, help="agentic-api's server")
     parser.add_argument("--at-once", type=int, nargs="+", help="numbers of loops at once")
@@ -235,8 +347,15 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--cell-s", type=float, default=150.0, help="a cell that takes longer is stopped")
     parser.add_argument("--budget-s", type=float, default=3600.0, help="no cell is begun after so long")
-    parser.add_argument("--out", type=Path, help="the record; else results/agents/SHAPE.json")
-    return parser.parse_args(given)
+    parser.add_argument("--out", type=Path, help="the record; else in results/agents")
+    options = parser.parse_args(given)
+    if options.pressure:
+        pressure = SETTINGS[options.shape].pressure
+        options.pauses = "with"
+        options.at_once = options.at_once or [pressure.at_once]
+        options.turns = options.turns or pressure.turns
+        options.vllm_flags = f"--num-gpu-blocks-override {pressure.blocks} {options.vllm_flags}"
+    return options
 
 
 def plan_of(given: argparse.Namespace) -> Plan:
@@ -258,7 +377,7 @@ def asked_cells(given: argparse.Namespace) -> list[Cell]:
         Cell(server, way, amount, msgspec.structs.replace(plan, pause_s=pause))
         for pause in pauses[given.pauses]
         for amount in at_once
-        for server, ways in WAYS.items()
+        for server, ways in (UNDER_PRESSURE if given.pressure else WAYS).items()
         for way in ways
         if given.ways is None or f"{server}:{way}" in given.ways
     ]
@@ -276,6 +395,15 @@ def engine(given: argparse.Namespace, model: Path) -> Iterator[Server]:
         yield server
 
 
+_OWN = {
+    OWN: ("off", ""),
+    WITH_SESSIONS: ("on", ""),
+    UNSCHEDULED: ("off", ",scheduling=false"),
+    SESSIONS_UNSCHEDULED: ("on", ",scheduling=false"),
+}
+"""slipring's servers, whether they use sessions, and further options."""
+
+
 @contextlib.contextmanager
 def servers(given: argparse.Namespace, model: Path, named: set[str]) -> Iterator[dict[str, Server]]:
     """vLLM, and those of the named servers that are installed."""
@@ -283,11 +411,9 @@ def servers(given: argparse.Namespace, model: Path, named: set[str]) -> Iterator
         behind = running.enter_context(engine(given, model))
         started = {"vllm": behind}
         options = f",{given.slipring_options}" if given.slipring_options else ""
-        if OWN in named:
-            started[OWN] = running.enter_context(slipring_over(behind, options=options))
-        if WITH_SESSIONS in named:
-            with_sessions = slipring_over(behind, WITH_SESSIONS, "on", options)
-            started[WITH_SESSIONS] = running.enter_context(with_sessions)
+        for name in named & _OWN.keys():
+            sessions, more = _OWN[name]
+            started[name] = running.enter_context(slipring_over(behind, name, sessions, more + options))
         if "agentic-api" in named and given.agentic.exists():
             started["agentic-api"] = running.enter_context(agentic(behind, given.agentic))
         yield started
@@ -296,7 +422,7 @@ def servers(given: argparse.Namespace, model: Path, named: set[str]) -> Iterator
 def main() -> int:
     given = arguments()
     begun, setting = time.monotonic(), SETTINGS[given.shape]
-    path = given.out or RESULTS / f"{given.shape}.json"
+    path = given.out or RESULTS / f"{given.shape}{'-pressure' * given.pressure}.json"
     record = Record(
         shape=given.shape,
         model=setting.shape._asdict(),
@@ -304,7 +430,7 @@ def main() -> int:
         machine=machine.machine(),
         gpu=gpu(),
         versions=machine.versions(),
-        command=f"python benchmarks/many_agents.py --shape {given.shape} --turns {plan_of(given).turns}",
+        command=f"python benchmarks/many_agents.py --shape {given.shape}{' --pressure' * given.pressure}",
         measured=decode(path).measured if path.exists() else [],
     )
     model = model_of(setting, given)
@@ -316,6 +442,7 @@ def main() -> int:
             record.left_out[name] = f"{name} is not installed"
         for server in started.values():
             record.versions |= server.versions
+        record.kv_tokens = kv_tokens(started["vllm"])
         cells = [cell for cell in cells if cell.server in started]
         vocabulary = model / "tokenizer.json"
         for name, way in dict.fromkeys(cell.key for cell in cells):
@@ -330,14 +457,28 @@ def main() -> int:
             if (cell, repeat) in known or left_s <= 0:
                 report(f"left out: {cell.title}, {cell.at_once} at once")
                 continue
-            each = measure(running, started[cell.server], cell, vocabulary, min(given.cell_s, left_s))
+            server = started[cell.server]
+            with Watch(server) as watch:
+                each = measure(running, server, cell, vocabulary, min(given.cell_s, left_s))
             each.repeat = repeat
-            record.measured.append(run_of(each, cell))
+            record.measured.append(
+                run_of(each, cell, watch.counted(), watch.samples if given.pressure else {})
+            )
             write(record, path)
             paused = " with pauses" if cell.plan.pause_s else ""
-            what = each.wrong or f"{each.wall_ms / 1e3:.2f} s"
-            report(f"{cell.title}, {cell.at_once} at once{paused}: {what}")
+            report(f"{cell.title}, {cell.at_once} at once{paused}: {summary(record.measured[-1])}")
     return 0
+
+
+def summary(run: Run) -> str:
+    """A line about a cell."""
+    loop_s = statistics.fmean(run.loops_ms) / 1e3 if run.loops_ms else 0.0
+    hits = 1 - run.prefilled_tokens / max(run.prompt_tokens, 1)
+    turns = sum(map(len, run.total_ms))
+    return (
+        f"{run.wrong or 'right'}, {run.wall_ms / 1e3:.2f} s, {len(run.loops_ms)} loops of {loop_s:.1f} s,"
+        f" {turns} turns, {hits:.0%} of the tokens cached"
+    )
 
 
 def report(line: str) -> None:

@@ -41,6 +41,7 @@ README = DOCS.parent / "README.md"
 FIGURE = DOCS / "figures" / "loop.svg"
 PEERS_FIGURE = DOCS / "figures" / "peers.svg"
 AGENTS_FIGURE = DOCS / "figures" / "agents.svg"
+PRESSURE_FIGURE = DOCS / "figures" / "pressure.svg"
 
 
 def main() -> None:
@@ -53,6 +54,7 @@ def main() -> None:
     figure.write(results.read(RESULTS / "loops.json"), FIGURE)
     PEERS_FIGURE.write_text(peers_figure())
     AGENTS_FIGURE.write_text(agents_figure())
+    PRESSURE_FIGURE.write_text(pressure_figure())
 
 
 def pages() -> dict[Path, dict[str, str]]:
@@ -76,7 +78,18 @@ def safety_sections() -> dict[str, str]:
 
 
 def scheduling_sections() -> dict[str, str]:
-    return {"scheduling": loop_scheduling.table(json.loads(loop_scheduling.RESULT.read_text()))}
+    simulated = json.loads(loop_scheduling.RESULT.read_text())
+    return {
+        "scheduling": loop_scheduling.table(simulated),
+        **{f"pressure {shape}": pressure_section(shape) for shape in _SHAPES},
+    }
+
+
+def pressure_section(shape: str) -> str:
+    record = agents.read(f"{shape}-pressure")
+    return "\n\n".join(
+        (agents.pressure_about(record), agents.pressure_table(record), agents.pressure_sentence(record))
+    )
 
 
 def resent_sections() -> dict[str, str]:
@@ -123,6 +136,10 @@ def peers_figure() -> str:
 
 def agents_figure() -> str:
     return agents.figure([agents.read(shape) for shape in _SHAPES])
+
+
+def pressure_figure() -> str:
+    return agents.pressure_figure([agents.read(f"{shape}-pressure") for shape in _SHAPES])
 
 
 def agents_section(shape: str) -> str:

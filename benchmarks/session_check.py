@@ -7,15 +7,21 @@ vLLM runs with slipring's plugin, and serves the model of `many_agents.py` in th
 - **Tokens**: chains at vLLM's plugin, without slipring: limits of 1 to 60 tokens, answers that a stop token
   ends, also as the first token, warmups, turns of one token. Each chain is then read by a single request,
   without a cache, and every token that was emitted must be the likeliest there, or as likely within the
-  precision of the arithmetic.
+  precision of the arithmetic. Some answers are asked for again as whole requests, once with the prefix cache
+  and twice without, so that answers in sessions can be compared with as much as whole requests differ among
+  themselves.
 - **Settings**: chains at the plugin whose turns have constraints, seeds, log probabilities and biases of
   their own, or none, in any order, and some a grammar that cannot be compiled. Each turn must be answered as
   a whole request with the same prompt and settings is.
-- **Chains**: the same conversations over slipring with and without sessions: forks, warmups, older responses.
-  Where vLLM's arithmetic does not depend on what else it computes (``VLLM_BATCH_INVARIANT=1``), all texts and
-  counts must be equal. Some turns have a format or strict tools.
+- **Chains**: the same conversations over slipring: forks, warmups, older responses, some turns with a format
+  or strict tools; twice without sessions, which is the control, and once with. In 32-bit arithmetic, all
+  texts and counts must be equal.
 - **Leaving**: clients that leave at any moment, and sessions that are ended while they run. When all have
   left, vLLM must have no request, no session and no KV in use.
+- **Preemption**: sessions that open at once and whose answers do not fit the KV cache together, so that vLLM
+  takes running ones off and computes them again. Their tokens are checked as above.
+- **Restart**: chains over slipring whose vLLM is ended and started again by ``--restart-command`` between two
+  turns. Every chain must go on with its whole history.
 - **Decoding**: how long 60 tokens take, from the first to the last, in a session and in a whole request,
   alone and beside other sessions that wait.
 """
@@ -49,6 +55,7 @@ from slipring.commands.bench.client.transports import SseParser
 from slipring.commands.bench.subject import machine
 
 PATH = "/slipring/sessions"
+PARTS = ("tokens", "settings", "decoding", "chains", "leaving", "preemption", "restart")
 STOPS = range(0, 150_000, 25)
 """Ids that end an answer: one of 25 tokens, so that answers are short, and some empty."""
 _WORDS = range(1_000, 140_000)
@@ -156,6 +163,17 @@ class Vllm:
                         last = time.perf_counter()
         return ids, ((first - begun) * 1e3, (last - first) * 1e3)
 
+    async def forget(self) -> bool:
+        """Empty the prefix cache. Returns whether vLLM does so: only with ``VLLM_SERVER_DEV_MODE=1``."""
+        address = f"{self._url.removesuffix('/v1')}/reset_prefix_cache"
+        async with self._http.post(address, headers={"Connection": "close"}) as answer:
+            return answer.status == 200
+
+    async def most_session_tokens(self) -> int:
+        async with self._http.get(self._url + PATH) as answer:
+            most: int = (await answer.json())["most_tokens"]
+            return most
+
     async def state(self) -> dict[str, float]:
         """What vLLM holds at the moment."""
         async with self._http.get(f"{self._url.removesuffix('/v1')}/metrics") as answer:
@@ -217,8 +235,20 @@ async def check_tokens(vllm: Vllm, agents: int, turns: int, seed: int) -> dict[s
         found.update(tokens=len(emitted), unknown=emitted.count(None), unlikely=unlikely)
         found.update(likeliest=emitted.count(0.0))
         for prompt, limit, ids in dice.sample(prompts, min(2, len(prompts))):
-            is_equal = (await vllm.generate(prompt, limit))[0] == ids
-            found.update(compared_answers=1, equal_answers=is_equal)
+            cached, _ = await vllm.generate(prompt, limit)
+            fresh, again = [
+                (await vllm.generate(prompt, limit, {"cache_salt": secrets.token_hex(8)}))[0]
+                for _ in range(2)
+            ]
+            found.update(
+                {
+                    "answers": 1,
+                    "session = cached": ids == cached,
+                    "session = fresh": ids == fresh,
+                    "cached = fresh": cached == fresh,
+                    "fresh = fresh again": fresh == again,
+                }
+            )
 
     await asyncio.gather(*map(chain, range(agents)))
     return {**found, "wrong": wrong, "after": await vllm.settled()}
@@ -357,11 +387,14 @@ async def conversation(agent: Agent, number: int, turns: int, seed: int) -> list
     return told
 
 
-async def check_chains(servers: dict[str, Server], agents: int, turns: int, seed: int) -> dict[str, Any]:
-    """All conversations at once over each server, one server after the other."""
+async def check_chains(
+    vllm: Vllm, servers: dict[str, Server], agents: int, turns: int, seed: int
+) -> dict[str, Any]:
+    """All conversations at once: twice without sessions, then with."""
     told: dict[str, list[list[Any]]] = {}
     took: dict[str, float] = {}
-    for name, server in servers.items():
+    is_forgotten = True
+    for name, server in {"off": servers["off"], "off again": servers["off"], "on": servers["on"]}.items():
 
         async def talk(number: int, server: Server = server) -> list[Any]:
             headers = {"OpenAI-Beta": "slipring_zero_retention=v1"} if number % 2 else {}
@@ -371,15 +404,27 @@ async def check_chains(servers: dict[str, Server], agents: int, turns: int, seed
             ):
                 return await conversation(Agent(ws, server.model), number, turns, seed)
 
+        is_forgotten = await vllm.forget() and is_forgotten
         begun = time.monotonic()
         told[name] = await asyncio.gather(*map(talk, range(agents)))
         took[name] = round(time.monotonic() - begun, 1)
+    kinds = [answer[0] for chain in told["on"] for answer in chain]
+    return {
+        "control: twice without sessions": compared(told["off"], told["off again"]),
+        "with sessions against without": compared(told["off"], told["on"]),
+        "kinds": {kind: kinds.count(kind) for kind in sorted(set(kinds))},
+        "seconds": took,
+        "cache emptied before each": is_forgotten,
+    }
+
+
+def compared(some: list[list[Any]], others: list[list[Any]]) -> dict[str, Any]:
+    """How many answers are equal. Those that continue different ones are counted apart."""
     equal = differing = after_difference = failed = 0
     examples: list[Any] = []
-    plain, kept = told.values()
-    for without, inside in zip(plain, kept, strict=True):
+    for left, right in zip(some, others, strict=True):
         tainted: set[int] = set()
-        for number, (one, other) in enumerate(zip(without, inside, strict=False)):  # one may have failed
+        for number, (one, other) in enumerate(zip(left, right, strict=False)):  # one may have failed
             failed += bool(one[5]) + bool(other[5])
             if number and one[1] in tainted:
                 tainted.add(number)
@@ -390,15 +435,94 @@ async def check_chains(servers: dict[str, Server], agents: int, turns: int, seed
                 tainted.add(number)
                 differing += 1
                 examples.append([one, other])
-    kinds = [answer[0] for chain in kept for answer in chain]
     return {
         **{"equal": equal, "differing": differing, "after_a_difference": after_difference, "failed": failed},
-        **{
-            "kinds": {kind: kinds.count(kind) for kind in set(kinds)},
-            "seconds": took,
-            "examples": examples[:3],
-        },
+        "examples": examples[:2],
     }
+
+
+async def check_preemption(vllm: Vllm, agents: int, seed: int) -> dict[str, Any]:
+    """Sessions whose prompts fit the share of sessions, and whose answers do not fit the cache: twice the
+    share. Two turns each; a second turn for which sessions have no room is refused."""
+    most = await vllm.most_session_tokens()
+    size, limit = int(0.8 * most / agents), int(2.0 * most / agents)
+    found: Counter[str] = Counter()
+    wrong: list[str] = []
+    before = await vllm.state()
+
+    async def chain(number: int) -> None:
+        dice, session = random.Random(f"{seed} preemption {number}"), secrets.token_hex(8)
+        context = dice.choices(_WORDS, k=size)
+        emitted_at: list[int] = []
+        held, new = 0, list(context)
+        for _ in range(2):
+            ids, reason = await vllm.turn(session, held, new, limit, settings={"stop_token_ids": []})
+            if reason.startswith("refused: 400"):
+                found.update(refused=1)
+                break
+            if len(ids) != limit:
+                wrong.append(f"{reason}: {len(ids)} of {limit} tokens")
+                break
+            emitted_at += range(len(context), len(context) + len(ids))
+            context += ids
+            held, new = len(context) - 1, [ids[-1], *dice.choices(_WORDS, k=20)]
+            context += new[1:]
+            found.update(turns=1)
+        await vllm.end(session)
+        losses = [0.0, *(await vllm.losses(context))]
+        emitted = [losses[at] for at in emitted_at]
+        unlikely = sum(loss is not None and loss > _TOLERANCE for loss in emitted)
+        found.update(tokens=len(emitted), unknown=emitted.count(None), unlikely=unlikely)
+        found.update(likeliest=emitted.count(0.0))
+
+    await asyncio.gather(*map(chain, range(agents)))
+    after = await vllm.settled()
+    preempted = after["num_preemptions_total"] - before["num_preemptions_total"]
+    return {**found, "preemptions": preempted, "wrong": wrong, "after": after}
+
+
+async def check_restart(server: Server, agents: int, turns: int, command: str, seed: int) -> dict[str, Any]:
+    """Half of the turns before the engine is started again, half of them after it."""
+    found: Counter[str] = Counter()
+    wrong: list[str] = []
+    restarted = asyncio.Event()
+    arrived = asyncio.Semaphore(0)
+
+    async def talk(number: int) -> None:
+        dice = random.Random(f"{seed} restart {number}")
+        async with (
+            aiohttp.ClientSession() as http,
+            http.ws_connect(f"{server.url}/responses", max_msg_size=0) as ws,
+        ):
+            agent, after, known = Agent(ws, server.model), None, 0
+            for turn in range(turns):
+                if turn == turns // 2:
+                    arrived.release()
+                    await restarted.wait()
+                for _ in range(60):
+                    answer = await agent.ask(_numbers(dice), after, 20)
+                    if answer["id"] is not None:
+                        break
+                    found.update(refused=1)
+                    await asyncio.sleep(1.0)  # the client tries again, as it would with any server
+                else:
+                    wrong.append(f"no answer: {answer}")
+                    return
+                usage = answer["usage"]
+                if usage["input_tokens"] <= known:
+                    wrong.append(f"history was lost: {usage['input_tokens']} tokens after {known}")
+                known = usage["input_tokens"] + usage["output_tokens"]
+                after = answer["id"]
+                found.update(turns=1)
+
+    talking = asyncio.ensure_future(asyncio.gather(*map(talk, range(agents))))
+    for _ in range(agents):
+        await arrived.acquire()
+    process = await asyncio.create_subprocess_shell(command)
+    found.update(restarts=await process.wait() == 0)
+    restarted.set()
+    await talking
+    return {**found, "wrong": wrong}
 
 
 async def time_decoding(vllm: Vllm, waiting: int, rounds: int, seed: int) -> dict[str, Any]:
@@ -497,7 +621,8 @@ async def check(given: argparse.Namespace, report: Callable[[str, Any], None]) -
         engine = dataclasses.replace(engine, model=given.name)
     timeout = aiohttp.ClientTimeout(total=given.most_s)
     with ExitStack() as running, tempfile.TemporaryDirectory() as directory:
-        connector = aiohttp.TCPConnector(limit=0)
+        # vLLM closes connections that are idle for 5 seconds, perhaps while a request is on its way.
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2)
         async with aiohttp.ClientSession(timeout=timeout, connector=connector) as http:
             vllm = Vllm(http, engine)
             report("before", await vllm.state())
@@ -507,6 +632,8 @@ async def check(given: argparse.Namespace, report: Callable[[str, Any], None]) -
             if "settings" in given.parts:
                 report("settings alone", await check_settings(vllm, 1, given.turns * 4, given.seed + 1))
                 report("settings", await check_settings(vllm, given.agents, given.turns, given.seed))
+            if "preemption" in given.parts:
+                report("preemption", await check_preemption(vllm, given.agents, given.seed))
             for waiting in (0, given.waiting) if "decoding" in given.parts else ():
                 report(f"decoding, {waiting} waiting", await time_decoding(vllm, waiting, 12, given.seed))
             ending = dataclasses.replace(engine, files=with_stops(given.model, Path(directory)))
@@ -516,13 +643,16 @@ async def check(given: argparse.Namespace, report: Callable[[str, Any], None]) -
                 for name in ("off", "on")
             }
             parts: dict[str, Callable[[], Awaitable[Any]]] = {
-                "chains": lambda: check_chains(servers, given.agents, given.turns, given.seed),
+                "chains": lambda: check_chains(vllm, servers, given.agents, given.turns, given.seed),
                 "leaving": lambda: check_leaving(vllm, servers["on"], given.agents, 4, given.seed),
+                "restart": lambda: check_restart(
+                    servers["on"], given.agents, given.turns, given.restart_command, given.seed
+                ),
             }
             for name, part in parts.items():
                 if name in given.parts:
                     report(name, await part())
-                    report(f"after {name}", await vllm.state())
+                    report(f"after {name}", await vllm.settled())
             running.close()  # slipring ends its sessions when it stops
             report("at the end", await vllm.settled())
 
@@ -535,7 +665,8 @@ def main() -> int:
     parser.add_argument("--agents", type=int, default=64)
     parser.add_argument("--turns", type=int, default=8)
     parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--parts", nargs="+", default=["tokens", "settings", "decoding", "chains", "leaving"])
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS[:-2])
+    parser.add_argument("--restart-command", default="", help="ends vLLM, and starts it at the same address")
     parser.add_argument("--waiting", type=int, default=30, help="sessions that wait while decoding is timed")
     parser.add_argument("--most-s", type=float, default=300.0)
     parser.add_argument("--out", type=Path)

@@ -15,10 +15,13 @@ from slipring.commands.bench.results import Machine
 
 RESULTS = Path(__file__).parents[1] / "results" / "engines"
 OWN, WITH_SESSIONS = "slipring", "slipring-sessions"
+UNSCHEDULED, SESSIONS_UNSCHEDULED = "slipring-unscheduled", "slipring-sessions-unscheduled"
 NAMES = {
     "vllm": "vLLM",
     "llama-server": "llama-server",
     "agentic-api": "agentic-api",
+    UNSCHEDULED: "slipring, `scheduling=false`:",
+    SESSIONS_UNSCHEDULED: "slipring, `scheduling=false`, sessions in vLLM:",
     OWN: "slipring",
     WITH_SESSIONS: "slipring, sessions in vLLM:",
 }
@@ -72,6 +75,8 @@ class Measured(Struct):
     cpu_ms: dict[str, float] = {}
     """CPU time of each process, of all loops."""
     turns: list[list[Turn]] = []
+    loops_ms: list[float] = []
+    """How long each loop took, with its pauses."""
     wrong: str | None = None
 
 

@@ -41,7 +41,7 @@ class Processes:
 
     def __init__(self, server: Server) -> None:
         self._meters = {
-            OWN if each.name == WITH_SESSIONS else each.name: Meter(each.pid)
+            OWN if each.name.startswith(OWN) else each.name: Meter(each.pid)
             for each in (server, server.behind)
             if each is not None
         }
@@ -62,12 +62,13 @@ def own_cpu_ms(pid: int) -> float:
 
 
 def measure(server: Server, way: str, at_once: int, plan: Plan, count: Count) -> Measured:
-    loops = [Loop(server, plan, secrets.token_hex(8), count) for _ in range(at_once)]
+    loops = [Loop(server, plan, secrets.token_hex(8), number, count) for number in range(at_once)]
     measured = Measured(server.name, way, at_once, 0)
     processes = Processes(server)
     before = processes.cpu_ms()
     try:
-        measured.wall_ms, measured.turns = asyncio.run(run(way, loops))
+        measured.wall_ms = asyncio.run(run(way, loops))
+        measured.turns = [loop.turns for loop in loops]
     except Wrong as error:
         measured.wrong = str(error)
     measured.cpu_ms = {name: spent - before[name] for name, spent in processes.cpu_ms().items()}

@@ -38,12 +38,17 @@ class Wrong(Exception):
 
 class Loop:
     """One conversation. All have the same texts, but ``name`` at their beginning differs, so that no engine
-    has more than the instructions and tools of a new one in its cache."""
+    has more than the instructions and tools of a new one in its cache. ``number``: its place among those that
+    run at once, which decides how long its tools take."""
 
-    def __init__(self, server: Server, plan: Plan, name: str, count: Count) -> None:
+    def __init__(self, server: Server, plan: Plan, name: str, number: int, count: Count) -> None:
         self.server = server
         self.plan = plan
-        self.name = name
+        self.number = number
+        self.turns: list[Turn] = []
+        """Those that have ended."""
+        self.took_ms = 0.0
+        """How long it took, once it has ended."""
         self._count = count
         prose = Prose("engines")
         first = f"Conversation {name}. {prose.task()}"
@@ -52,14 +57,15 @@ class Loop:
         """The tokens that the model must have read at least."""
         self.url = server.url
 
-    def check(self, number: int, turn: Turn) -> Turn:
-        """Raise ``Wrong`` if the answer has not the right length, or the history was lost."""
+    def end(self, number: int, turn: Turn) -> None:
+        """A turn has ended. Raises ``Wrong`` if its answer has not the right length, or the history was
+        lost."""
         self._least += self._count(self.texts[number])
         if turn.input_tokens < self._least:
             raise Wrong(f"history was lost: {turn.input_tokens} input tokens, {self._least} were sent")
         if turn.output_tokens != self.plan.answer_tokens:
             raise Wrong(f"{turn.output_tokens} output tokens instead of {self.plan.answer_tokens}")
-        return turn
+        self.turns.append(turn)
 
     def responses_body(self, items: list[dict[str, Any]], **fields: Any) -> bytes:
         body = {
@@ -71,7 +77,7 @@ class Loop:
     async def pause(self, number: int) -> None:
         """Wait as long as the tool takes whose output turn ``number`` brings: the same in every way."""
         if self.plan.pause_s and number:
-            await asyncio.sleep(random.Random(f"{self.name} {number}").uniform(*self.plan.pause_s))
+            await asyncio.sleep(random.Random(f"{self.number} {number}").uniform(*self.plan.pause_s))
 
     def messages(self, number: int) -> list[dict[str, Any]]:
         """All messages up to turn ``number``, for Chat Completions."""
@@ -145,49 +151,43 @@ async def _read_response(events: AsyncIterator[dict[str, Any]], watch: _Watch) -
     raise Wrong("the answer has no end")
 
 
-async def full(http: aiohttp.ClientSession, loop: Loop) -> list[Turn]:
+async def full(http: aiohttp.ClientSession, loop: Loop) -> None:
     """Send the whole history with each request, as a Responses API without state wants it."""
-    turns = []
     for number in range(loop.plan.turns):
         await loop.pause(number)
         body = loop.responses_body(loop.items(number), stream=True, store=False)
         watch = _Watch(body)
         turn, _ = await _read_response(_posted(http, f"{loop.url}/responses", body), watch)
-        turns.append(loop.check(number, turn))
-    return turns
+        loop.end(number, turn)
 
 
-async def resent(http: aiohttp.ClientSession, loop: Loop) -> list[Turn]:
+async def resent(http: aiohttp.ClientSession, loop: Loop) -> None:
     """The same, but with the answers as they came, as clients do. Only for servers that recognise them."""
-    turns, items = [], list[dict[str, Any]]()
+    items: list[dict[str, Any]] = []
     for number, text in enumerate(loop.texts):
         await loop.pause(number)
         items.append(user_item(text))
         body = loop.responses_body(items, stream=True, store=False)
         watch = _Watch(body)
         turn, response = await _read_response(_posted(http, f"{loop.url}/responses", body), watch)
-        turns.append(loop.check(number, turn))
+        loop.end(number, turn)
         items += response["output"]
-    return turns
 
 
-async def chained(http: aiohttp.ClientSession, loop: Loop) -> list[Turn]:
+async def chained(http: aiohttp.ClientSession, loop: Loop) -> None:
     """Send what is new with ``previous_response_id``, over HTTP."""
-    turns: list[Turn] = []
     latest: dict[str, str] = {}
     for number, text in enumerate(loop.texts):
         await loop.pause(number)
         body = loop.responses_body([user_item(text)], stream=True, store=True, **latest)
         watch = _Watch(body)
         turn, response = await _read_response(_posted(http, f"{loop.url}/responses", body), watch)
-        turns.append(loop.check(number, turn))
+        loop.end(number, turn)
         latest = {"previous_response_id": response["id"]}
-    return turns
 
 
-async def websocket(http: aiohttp.ClientSession, loop: Loop) -> list[Turn]:
+async def websocket(http: aiohttp.ClientSession, loop: Loop) -> None:
     """Send what is new with ``previous_response_id``, over one WebSocket."""
-    turns: list[Turn] = []
     latest: dict[str, str] = {}
     async with http.ws_connect(f"{loop.url}/responses", max_msg_size=0) as ws:
         for number, text in enumerate(loop.texts):
@@ -196,9 +196,8 @@ async def websocket(http: aiohttp.ClientSession, loop: Loop) -> list[Turn]:
             watch = _Watch(frame)
             await ws.send_str(frame.decode())
             turn, response = await _read_response(_frames(ws), watch)
-            turns.append(loop.check(number, turn))
+            loop.end(number, turn)
             latest = {"previous_response_id": response["id"]}
-    return turns
 
 
 async def _frames(ws: aiohttp.ClientWebSocketResponse) -> AsyncIterator[dict[str, Any]]:
@@ -206,13 +205,12 @@ async def _frames(ws: aiohttp.ClientWebSocketResponse) -> AsyncIterator[dict[str
         yield json.loads(await ws.receive_str())
 
 
-async def chat(http: aiohttp.ClientSession, loop: Loop) -> list[Turn]:
+async def chat(http: aiohttp.ClientSession, loop: Loop) -> None:
     """Send the whole history to Chat Completions."""
     tools = [
         {"type": "function", "function": {key: tool[key] for key in ("name", "description", "parameters")}}
         for tool in CODING_TOOLS
     ]
-    turns = []
     for number in range(loop.plan.turns):
         await loop.pause(number)
         messages = [{"role": "system", "content": INSTRUCTIONS}, *loop.messages(number)]
@@ -230,8 +228,7 @@ async def chat(http: aiohttp.ClientSession, loop: Loop) -> list[Turn]:
             usage = chunk.get("usage") or usage
         if usage is None:
             raise Wrong("the answer has no usage")
-        turns.append(loop.check(number, watch.end(usage, "prompt", "completion")))
-    return turns
+        loop.end(number, watch.end(usage, "prompt", "completion"))
 
 
 WAYS = {"full": full, "resent": resent, "chat": chat, "chained": chained, "websocket": websocket}
@@ -247,17 +244,18 @@ async def _session(server: Server) -> AsyncIterator[aiohttp.ClientSession]:
         yield http
 
 
-async def run(way: str, loops: list[Loop]) -> tuple[float, list[list[Turn]]]:
-    """Run loops at the same time, each on its own connection; return how long they took, and their turns.
-    Raises ``Wrong``."""
-
-    async def one(loop: Loop) -> list[Turn]:
-        async with _session(loop.server) as http:
-            return await WAYS[way](http, loop)
-
+async def run(way: str, loops: list[Loop]) -> float:
+    """Run loops at the same time, each on its own connection; return how long they took, in ms. Raises
+    ``Wrong``."""
     start = time.perf_counter()
+
+    async def one(loop: Loop) -> None:
+        async with _session(loop.server) as http:
+            await WAYS[way](http, loop)
+        loop.took_ms = (time.perf_counter() - start) * 1e3
+
     try:
-        turns = await asyncio.gather(*map(one, loops))
+        await asyncio.gather(*map(one, loops))
     except (aiohttp.ClientError, TimeoutError, LookupError, TypeError, ValueError) as error:
         raise Wrong(f"{type(error).__name__}: {error}"[:200]) from error
-    return (time.perf_counter() - start) * 1e3, turns
+    return (time.perf_counter() - start) * 1e3

@@ -113,11 +113,13 @@ def test_replay_and_load_commands(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "A recorded loop, loop.jsonl" in capsys.readouterr().out
     kept = tmp_path / "load.json"
     arguments = ("--connections", "2", "--ramp-s", "0", "--hold-s", "0.5", "--think-ms", "5")
-    files = ("--json", str(kept))
+    drawn = tmp_path / "load.svg"
+    files = ("--json", str(kept), "--svg", str(drawn))
     assert main(["bench", "load", *arguments, "--slo-ttft-ms", "60000", *files, *FAST]) == 0
     assert "holds with 2 connections" in capsys.readouterr().out
     (level,) = json.loads(kept.read_text())["levels"]
     assert level["turns"] > 0
+    assert "2 loops: a turn takes" in drawn.read_text()
 
 
 def unread(*arguments: str) -> tuple[int, bytes]:

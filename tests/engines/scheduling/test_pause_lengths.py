@@ -35,9 +35,44 @@ def test_the_longer_a_pause_lasts_beyond_what_is_usual_the_less_it_pays_to_hold(
 def test_loops_that_never_come_back_are_not_held_for() -> None:
     pause = learnt(*[0.5] * 20)
     assert pause.hold_s(0.0, 1.0, 1.0) > 0.0
-    for _ in range(200):
-        pause.observe_end()
+    for number in range(200):
+        pause.begin(number, 0.0)
+        pause.observe_end(number)
     assert pause.hold_s(0.0, 1.0, 1.0) == 0.0
+
+
+def test_loops_that_never_say_that_they_have_ended_are_noticed_by_their_silence() -> None:
+    draw = random.Random(3)
+    lengths = [draw.lognormvariate(0.0, 0.4) for _ in range(60)]
+    pause, informed, unaware = learnt(*lengths), learnt(*lengths), learnt(*lengths)
+    for number in range(10):
+        pause.begin(number, 0.0)
+        informed.begin(number, 0.0)
+        informed.observe_end(number)
+    pause.review(1.0)
+    assert pause.hold_s(2.0, 3.0, 1.0) == unaware.hold_s(2.0, 3.0, 1.0)
+    pause.review(100.0)
+    assert pause.hold_s(2.0, 3.0, 1.0) == informed.hold_s(2.0, 3.0, 1.0) < unaware.hold_s(2.0, 3.0, 1.0)
+
+
+def test_a_loop_that_comes_back_after_a_long_silence_has_not_ended() -> None:
+    pause, other = learnt(*[1.0] * 60), learnt(*[1.0] * 60)
+    for number in range(5):
+        pause.begin(number, 0.0)
+    pause.review(100.0)
+    for number in range(5):
+        pause.end(number, 1.0)
+        other.begin(number, 0.0)
+        other.end(number, 1.0)
+    assert pause.hold_s(0.5, 1.0, 1.0) == pytest.approx(other.hold_s(0.5, 1.0, 1.0), rel=0.2)
+
+
+def test_a_loop_that_is_forgotten_counts_neither_way() -> None:
+    pause, other = learnt(*[1.0] * 20), learnt(*[1.0] * 20)
+    pause.begin("a", 0.0)
+    pause.forget("a")
+    pause.review(1e6)
+    assert pause.hold_s(0.5, 1.0, 1.0) == other.hold_s(0.5, 1.0, 1.0)
 
 
 def test_a_changed_tool_is_learnt_anew() -> None:

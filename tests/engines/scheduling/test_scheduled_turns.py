@@ -135,6 +135,27 @@ async def test_a_chain_that_has_ended_holds_nothing() -> None:
         await fake.close()
 
 
+async def test_a_client_that_closes_its_connection_has_ended_its_loops() -> None:
+    """Although their histories would still be recognised."""
+    async with in_front_of(FakeVllmWithSessions(), kv_tokens=4000) as (fake, server):
+        async with server.connect() as socket:
+            await turns(socket, "one", "two", "three", store=False)
+            assert loops_of(server).paused == 1
+            (opened,) = fake.opened
+        await until(lambda: loops_of(server).paused == 0)
+        assert await fake.closed.get() == opened
+
+
+async def test_a_stored_chain_outlives_its_connection() -> None:
+    async with in_front_of(FakeVllm(), kv_tokens=4000) as (_, server):
+        async with server.connect() as socket:
+            *_, last = await turns(socket, "one", "two", store=True)
+        async with server.connect() as socket:
+            await turns(socket, "three", after=last["id"], store=True)
+            (loop,) = loops_of(server).listed
+            assert (loop.state, loop.turns) == ("paused", 3)
+
+
 async def test_chains_with_one_cache_key_are_loops_of_their_own() -> None:
     async with (
         in_front_of(FakeVllm(), kv_tokens=4000) as (_, server),

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any
 
 from slipring.base.progress import ProgressLine, bar
@@ -66,7 +67,8 @@ def bench(options: BenchOptions) -> int:
 
     Raises ``UsageError`` and ``CommandFailed``.
     """
-    _check_outputs(options.outputs)
+    outputs = options.outputs
+    check_outputs(outputs.json, outputs.html, svg=outputs.svg)
     if options.record_path is not None:
         record = results.read(options.record_path)
         _publish(record, options.outputs)
@@ -157,14 +159,14 @@ def _plans(options: BenchOptions) -> list[Plan]:
     return plans
 
 
-def _check_outputs(outputs: Outputs) -> None:
+def check_outputs(*paths: Path | None, svg: Path | None) -> None:
     """Raise ``UsageError`` before a long measurement if a file cannot be written. Leaves existing files
     unchanged."""
-    if outputs.svg is not None and importlib.util.find_spec("quickjs") is None:
+    if svg is not None and importlib.util.find_spec("quickjs") is None:
         raise UsageError(
             "--svg: quickjs-ng is not installed (pip install '.[svg]' in a checkout of slipring)"
         )
-    for path in (outputs.json, outputs.html, outputs.svg):
+    for path in (*paths, svg):
         if path is None:
             continue
         if not path.parent.is_dir():

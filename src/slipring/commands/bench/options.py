@@ -199,7 +199,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def loop_flags(namespace: argparse.Namespace) -> list[str]:
     """The given flags that ``slipring bench load`` lacks, or defines differently."""
     found = flags.given_names(namespace, BenchOptions) + flags.given_names(namespace, Outputs)
-    return [name for name in found if name != "--json"]
+    return [name for name in found if name not in ("--json", "--svg")]
 
 
 def target_from_namespace(

@@ -119,6 +119,7 @@ class ResponseState:
     ``verdicts``, and that its items may be compressed."""
 
     __slots__ = (
+        "__weakref__",
         "_item_bytes",
         "_items",
         "_size_bytes",

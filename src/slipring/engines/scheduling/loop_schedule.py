@@ -222,7 +222,7 @@ class LoopSchedule:
                 self._forget_oldest()
         else:
             assert loop.paused_at is not None
-            self.pauses.of(loop.kind).observe(now - loop.paused_at)
+            self.pauses.of(loop.kind).end(loop, now - loop.paused_at)
             loop.paused_at = None
             self._paused.pop(loop, None)
             loop.former = loop.key
@@ -319,7 +319,7 @@ class LoopSchedule:
         if loop is not None:
             self._remove(loop)
             if loop.paused_at is not None:
-                self.pauses.of(loop.kind).observe_end()
+                self.pauses.of(loop.kind).observe_end(loop)
                 self._demote(loop)
 
     # Loops that move to another replica
@@ -329,6 +329,7 @@ class LoopSchedule:
         loop = self._continued(need)
         if loop is not None:
             self._remove(loop)
+            self.pauses.of(loop.kind).forget(loop)
             self._demote(loop)
         return loop
 
@@ -478,6 +479,7 @@ class LoopSchedule:
             # Each second for which it is held, so many turns wait that could run in its place.
             cost_rate = min(len(self._waiting), loop.charged / mean)
             pause = self.pauses.of(loop.kind)
+            pause.review(now)
             loop.hold_until = now + pause.hold_s(now - loop.paused_at, gain_s, cost_rate)
         return loop.hold_until
 
@@ -496,6 +498,8 @@ class LoopSchedule:
                 self._demote_surplus()
         if self._loops.get(loop.key) is not loop:  # it has ended
             self._demote(loop)
+        elif loop.turns:
+            self.pauses.of(loop.kind).begin(loop, now)
 
     def _charge(self, loop: Loop, tokens: int) -> None:
         """Keep so many tokens of the cache for a loop."""
@@ -541,4 +545,5 @@ class LoopSchedule:
             if oldest is None:
                 return
             self._remove(oldest)
+            self.pauses.of(oldest.kind).forget(oldest)
             self._demote(oldest)

@@ -7,7 +7,7 @@ of loops that never came back.
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import TypeVar
 
 _MOST_KINDS = 64
@@ -22,6 +22,9 @@ _PRIOR_MEAN = math.log(2.0)
 _PRIOR_VARIANCE = 2.25
 _LEAST_S = 0.01
 _SHORTEST_SIGMA = 0.1
+_MOST_SILENT = 256
+_SILENCE_SIGMAS = 3.0
+"""A pause that is longer than the mean by so many standard deviations has probably no end."""
 _GRID = [-3.0 + 0.25 * step for step in range(29)]
 """Deviations from the mean, in standard deviations, at which a pause may be given up."""
 _PHI = [0.5 * (1.0 + math.erf(z / math.sqrt(2.0))) for z in _GRID]
@@ -39,7 +42,7 @@ def kind_of(tenant: str, tools: Iterable[str]) -> Kind:
 class PauseLength:
     """The distribution of one kind of pause."""
 
-    __slots__ = ("_mean", "_returned", "_square", "_weight")
+    __slots__ = ("_mean", "_open", "_returned", "_silent", "_square", "_weight")
 
     def __init__(self) -> None:
         self._weight = _PRIOR_WEIGHT
@@ -48,9 +51,43 @@ class PauseLength:
         """The mean of squared deviations."""
         self._returned = 1.0
         """The share of pauses that ended with another turn."""
+        self._open: dict[Hashable, float] = {}
+        """When the pauses began that may still end with another turn, by their loops; the longest first."""
+        self._silent: OrderedDict[Hashable, None] = OrderedDict()
+        """Loops whose pauses have lasted too long, the latest of them."""
+
+    def begin(self, loop: Hashable, now: float) -> None:
+        """A loop pauses."""
+        self._open[loop] = now
+
+    def end(self, loop: Hashable, seconds: float) -> None:
+        """A pause has ended with another turn of its loop."""
+        self._open.pop(loop, None)
+        if loop in self._silent:
+            del self._silent[loop]
+            self._returned = min(self._returned + 1.0 / self._weight, 1.0)
+        self.observe(seconds)
+
+    def forget(self, loop: Hashable) -> None:
+        """Nothing will be known of the end of a pause."""
+        self._open.pop(loop, None)
+        self._silent.pop(loop, None)
+
+    def review(self, now: float) -> None:
+        """Count pauses that have lasted for too long as pauses without an end: many clients never say that a
+        loop has ended."""
+        silence_s = math.exp(self._mean + _SILENCE_SIGMAS * self._sigma)
+        while self._open:
+            loop, began_at = next(iter(self._open.items()))
+            if now - began_at < silence_s:
+                return
+            self.observe_end(loop)
+            self._silent[loop] = None
+            if len(self._silent) > _MOST_SILENT:
+                self._silent.popitem(last=False)
 
     def observe(self, seconds: float) -> None:
-        """A pause has ended with another turn of its loop."""
+        """Learn from the length of a pause."""
         value = math.log(max(seconds, _LEAST_S))
         self._weight = min(self._weight + 1.0, _MEMORY)
         part = 1.0 / self._weight
@@ -59,10 +96,17 @@ class PauseLength:
         self._square += part * (deviation * (value - self._mean) - self._square)
         self._returned += part * (1.0 - self._returned)
 
-    def observe_end(self) -> None:
-        """A pause has ended without another turn: the loop has ended, or was not waited for any longer."""
+    def observe_end(self, loop: Hashable) -> None:
+        """A pause has no end: its loop has ended."""
+        self._silent.pop(loop, None)
+        if self._open.pop(loop, None) is None:  # which is known already
+            return
         self._weight = min(self._weight + 1.0, _MEMORY)
         self._returned -= self._returned / self._weight
+
+    @property
+    def _sigma(self) -> float:
+        return max(math.sqrt(self._square), _SHORTEST_SIGMA)
 
     @property
     def median_s(self) -> float:
@@ -75,7 +119,7 @@ class PauseLength:
         ``cost_rate`` seconds. Returns the time for which the expected gain exceeds the expected cost by most;
         0 if it never does.
         """
-        sigma = max(math.sqrt(self._square), _SHORTEST_SIGMA)
+        sigma = self._sigma
         reached = self._share_before(age_s, sigma)
         left = 1.0 - reached
         if left <= 0.0:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from slipring.base.errors import ApiError
 from slipring.engines.remote.http_failures import HttpFailure
-from slipring.prompts.rendering import Body, Rendered
+from slipring.prompts.rendering import Rendered
 
 log = logging.getLogger("slipring")
 
@@ -16,30 +16,36 @@ _CLOSING_S = 2.0
 
 
 class ChainEnds:
-    """Tells the end of each chain, known by a key: the moment when no position of it is left, because its
-    connection has closed or its responses were evicted. A chain that a store brings back begins anew."""
+    """Tells the end of each chain, known by a key: the moment when nothing that was watched of it is left,
+    because its connection has closed or its responses were evicted. A chain that a store brings back begins
+    anew."""
 
     def __init__(self, tell: Callable[[str], Awaitable[None]]) -> None:
         self._tell = tell
-        self._positions: dict[str, dict[int, weakref.ref[Body]]] = {}
+        self._watched: dict[str, dict[int, weakref.ref[object]]] = {}
         self._telling: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
 
     def watch(self, key: str, position: Rendered) -> None:
         """Add a position to the chain with this key."""
-        body = position.body
-        number = id(body)
-        reference = weakref.ref(body, lambda _: self._dropped(key, number))
-        self._positions.setdefault(key, {})[number] = reference
+        self._watched.setdefault(key, {}).update(self._reference(key, position.body))
+
+    def watch_only(self, key: str, held: object) -> None:
+        """The chain ends with this object, whatever was watched of it before."""
+        self._watched[key] = self._reference(key, held)
+
+    def _reference(self, key: str, held: object) -> dict[int, weakref.ref[object]]:
+        number = id(held)
+        return {number: weakref.ref(held, lambda _: self._dropped(key, number))}
 
     def forget(self, key: str) -> None:
         """Tell nothing of the chain with this key any more."""
-        self._positions.pop(key, None)
+        self._watched.pop(key, None)
 
     async def close(self) -> None:
         """Tell the end of every chain, as far as the server answers."""
-        for key in list(self._positions):
-            del self._positions[key]
+        for key in list(self._watched):
+            del self._watched[key]
             self._end(key)
         if self._telling:
             await asyncio.wait(self._telling, timeout=_CLOSING_S)
@@ -47,20 +53,20 @@ class ChainEnds:
             task.cancel()
 
     def _dropped(self, key: str, number: int) -> None:
-        """A position is gone, in whichever thread its last reference was."""
-        positions = self._positions.get(key)
-        if positions is None:
+        """What was watched is gone, in whichever thread its last reference was."""
+        watched = self._watched.get(key)
+        if watched is None:
             return
-        positions.pop(number, None)
-        if not positions:
+        watched.pop(number, None)
+        if not watched:
             try:
                 self._loop.call_soon_threadsafe(self._end_if_gone, key)
             except RuntimeError:  # the loop has closed, and the engine with it
                 return
 
     def _end_if_gone(self, key: str) -> None:
-        if key in self._positions and not self._positions[key]:
-            del self._positions[key]
+        if key in self._watched and not self._watched[key]:
+            del self._watched[key]
             self._end(key)
 
     def _end(self, key: str) -> None:

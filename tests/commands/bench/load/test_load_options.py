@@ -23,6 +23,7 @@ HEEDED: dict[str, str] = {
     "--server-pid": "1",
     "--timeout-s": "300",
     "--json": "load.json",
+    "--svg": "load.svg",
 }
 REFUSED: dict[str, str] = {
     "--workload": "coding",
@@ -37,7 +38,6 @@ REFUSED: dict[str, str] = {
     "--tool-choice": "auto",
     "--short-events": "",
     "--html": "page.html",
-    "--svg": "figure.svg",
     "--from": "record.json",
 }
 

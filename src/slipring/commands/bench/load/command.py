@@ -3,6 +3,7 @@
 from slipring.commands.bench.command import (
     FAILED,
     INTERRUPTED,
+    check_outputs,
     print_interrupted,
     print_unasked_url,
     run_until_interrupted,
@@ -19,6 +20,7 @@ def load(options: LoadOptions) -> int:
 
     Raises ``UsageError`` and ``CommandFailed``.
     """
+    check_outputs(options.json, svg=options.svg)
     print_unasked_url(options.target)
     raise_file_limit(options.connections + options.idle + options.flood)
     with LoadProgress(len(options.levels)) as progress:
@@ -27,6 +29,10 @@ def load(options: LoadOptions) -> int:
     try:
         if options.json is not None:
             results.write(running.record, options.json)
+        if options.svg is not None:
+            from slipring.commands.bench.load import figure
+
+            figure.write(running.record, options.svg)
     finally:  # after the file: standard output may be a pipe whose reader has ended
         show(running.record)
     if was_interrupted:

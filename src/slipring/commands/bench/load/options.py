@@ -84,6 +84,7 @@ class LoadOptions:
         metavar="SHARE",
     )
     json: Path | None = flag(None, "write the record", type=Path, metavar="FILE")
+    svg: Path | None = flag(None, "draw loops at once against the time of a turn", type=Path, metavar="FILE")
     flood_key: str | None = field(default=None, repr=False)
     """None: that of the users, or one of its own if the bench starts the server."""
 
@@ -113,8 +114,6 @@ def from_namespace(namespace: argparse.Namespace, environ: Mapping[str, str]) ->
     if target.api != "responses":
         require_mode(chosen.setdefault("mode", "http-full"), target.api)
     options = LoadOptions(target=target, **chosen)
-    if options.json is not None and not options.json.parent.is_dir():
-        raise UsageError(f"cannot write {options.json}: there is no directory {options.json.parent}")
     if options.bare and (options.mode != "websocket" or target.url is not None):
         raise UsageError("--bare compares with the server that the bench starts, over --mode websocket")
     if options.flood_key_env is None:

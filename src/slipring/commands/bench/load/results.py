@@ -39,6 +39,8 @@ class Level(Struct, kw_only=True, omit_defaults=True):
     first_token_ms: Percentiles | None = None
     """Time to the first token of finished turns. A turn that still waits at the end, and longer than the
     service level allows, counts with the time that it has waited."""
+    turn_ms: Percentiles | None = None
+    """Time from the request to the last event of finished turns."""
     gap_ms: Percentiles | None = None
     """Time between two successive deltas of an answer."""
     lag_ms: Percentiles | None = None

@@ -207,6 +207,7 @@ class Load:
             turns=tally.turns,
             turns_per_s=tally.turns / seconds,
             first_token_ms=percentiles(tally.first_token_ms),
+            turn_ms=percentiles(tally.turn_ms),
             gap_ms=percentiles(tally.gap_ms),
             lag_ms=percentiles(tally.lag_ms),
             pace=tally.due_ms / (tally.due_ms + tally.late_ms) if tally.due_ms else None,

@@ -49,6 +49,7 @@ class Tally(Struct, kw_only=True):
     """What users have seen since the tally began."""
 
     first_token_ms: list[float] = []
+    turn_ms: list[float] = []
     gap_ms: list[float] = []
     lag_ms: list[float] = []
     due_ms: float = 0.0
@@ -70,6 +71,7 @@ class Tally(Struct, kw_only=True):
     def add(self, exchange: TurnExchange, job: Job) -> None:
         """Add a finished turn."""
         self.turns += 1
+        self.turn_ms.append(exchange.total_ns / 1e6)
         if (first_ms := exchange.first_ms(*FIRST_TOKENS)) is not None:
             self.first_token_ms.append(first_ms)
             if first_ms > job.limit_ms:

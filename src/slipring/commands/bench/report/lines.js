@@ -17,7 +17,11 @@ const TOP = 10;
 const MARK = 2.8;
 const MOST_MARKS = 14;
 const TICK_GAP = 6;
-const QUANTITIES = { time: { format: duration, unit: timeUnit }, size: { format: size, unit: sizeUnit } };
+const QUANTITIES = {
+  time: { format: duration, unit: timeUnit },
+  size: { format: size, unit: sizeUnit },
+  loops: { format: String, unit: () => [1, "loops"] },
+};
 /** Corners of markers, relative to the centre, in units of their size. */
 const CORNERS = {
   square: [[-0.9, -0.9], [0.9, -0.9], [0.9, 0.9], [-0.9, 0.9]],

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/** The still figure of many agents: for each model, loops at once against the time of all of them. */
+/** A still figure of much at once: for each plot, how many run at a time against how long that takes. */
 
 import { label, linePlot, swatch, valueAxis } from "./lines.js";
 import { written } from "./markup.js";
@@ -13,25 +13,25 @@ const INDENT = 24;
 const LEGEND_Y = 92;
 const LABELS = 46;
 
-/** `plots`: [{heading, amounts, series: [{name, style, values}]}], values in seconds. */
+/** `plots`: [{heading, caption, amounts, series: [{name, style, values: [{value, low, high}]}]}], in ms. */
 globalThis.draw = ({ plots, ...texts }) => {
   const width = (WIDTH - 2 * INDENT) / plots.length;
   const drawn = plots.map((one, index) => plot(one, INDENT + width * index, width - INDENT));
-  return written(picture({ ...texts, height: HEIGHT }, legend(plots[0].series), drawn));
+  return written(picture({ ...texts, height: HEIGHT }, plots.length ? legend(plots[0].series) : null, drawn));
 };
 
-function plot({ heading, amounts, series }, left, width) {
+function plot({ heading, caption, amounts, series }, left, width) {
   const frame = { left: left + LABELS, right: left + width - LABELS, top: TOP, bottom: BOTTOM };
   const lines = series.map(({ name, style, values }) => ({
     name,
     style,
-    points: values.map((value, index) => ({ at: amounts[index], value: value * 1e3, low: value * 1e3, high: value * 1e3 })),
+    points: values.map((value, index) => ({ at: amounts[index], ...value })),
   }));
   const columns = amounts.map((at) => ({ at, labels: [String(at)], tooltip: "" }));
   const up = valueAxis(lines, { quantity: "time", bottom: BOTTOM, top: TOP, ticks: 4 });
   return [
     label(left, TOP - 18, heading, { css: "head" }),
-    linePlot({ frame, series: lines, columns, up, across: doublings(frame, amounts), caption: "loops at once" }),
+    linePlot({ frame, series: lines, columns, up, across: doublings(frame, amounts), caption }),
     ends(lines, frame, up),
   ];
 }
