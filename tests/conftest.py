@@ -25,7 +25,17 @@ from hypothesis import settings
 from tests.client_sessions import ClientSessions, tracked_sessions
 from tests.compiled_here import compiled_here
 from tests.made_once import made_once
-from tests.model import elsewhere, real_model, smollm2, tiny, tiny_model, tiny_path
+from tests.model import (
+    elsewhere,
+    real_model,
+    seeing,
+    seeing_model,
+    seeing_path,
+    smollm2,
+    tiny,
+    tiny_model,
+    tiny_path,
+)
 from tests.postgres import postgres, postgres_server, postgres_url
 from tests.tap import Tap, tapped
 
@@ -37,6 +47,9 @@ __all__ = [
     "postgres_server",
     "postgres_url",
     "real_model",
+    "seeing",
+    "seeing_model",
+    "seeing_path",
     "smollm2",
     "tap",
     "tiny",

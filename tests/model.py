@@ -24,7 +24,7 @@ from slipring.engines.llama.options import LlamaOptions
 from slipring.engines.llama.slot_shares import EmbeddedOwner
 from slipring.engines.sharing import Borrowed
 from tests.harness import Running, serve
-from tests.prompts.gguf_writer import write_tiny_model
+from tests.prompts.gguf_writer import write_projector, write_tiny_model
 from tests.prompts.vocabulary import short_metadata
 
 _KEY = "SLIPRING_TEST_LLAMA_KEY"
@@ -108,6 +108,22 @@ def tiny_model(tiny_path: str) -> Iterator[SharedModel]:
         yield model
 
 
+@pytest.fixture(scope="session")
+def seeing_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The file of the tiny model, with a projector beside it."""
+    path = tmp_path_factory.mktemp("seeing") / "Tiny-Q8_0.gguf"
+    write_tiny_model(path, short_metadata())
+    write_projector(path.with_name("mmproj-Tiny-F32.gguf"))
+    return str(path)
+
+
+@pytest.fixture(scope="session")
+def seeing_model(seeing_path: str) -> Iterator[SharedModel]:
+    """The tiny model, which sees: a picture takes 16 tokens, whatever its size."""
+    with loaded(seeing_path) as model:
+        yield model
+
+
 @pytest.fixture
 def smollm2(real_model: SharedModel) -> ServeModel:
     return real_model.serve
@@ -116,6 +132,11 @@ def smollm2(real_model: SharedModel) -> ServeModel:
 @pytest.fixture
 def tiny(tiny_model: SharedModel) -> ServeModel:
     return tiny_model.serve
+
+
+@pytest.fixture
+def seeing(seeing_model: SharedModel) -> ServeModel:
+    return seeing_model.serve
 
 
 @pytest.fixture

@@ -18,7 +18,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "protocol": ("base.errors", "protocol"),
     "core": ("base.errors", "protocol", "core"),
     "config": ("base.spelling", "core.checks", "core.limits", "config"),
-    "prompts": ("base.errors", "protocol", "core.generation", "core.chain.head", "prompts"),
+    "prompts": (
+        *("base.errors", "protocol", "core.generation", "core.chain.head", "core.token_estimates"),
+        "prompts",
+    ),
     "observation": ("protocol.timing", "observation"),
     "sandbox": ("base.errors", "core.tenant_entries", "sandbox"),
     "engines": (

@@ -25,6 +25,8 @@ _SPLIT = (
 """How Qwen2 splits text into words."""
 _BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
 _NORMAL, _USER_DEFINED = 1, 4
+_PICTURE = ("<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>")
+_SIDE, _PATCH = 32, 8
 _END = "<|im_end|>"
 
 
@@ -46,9 +48,15 @@ LARGE = Shape(28, 3584, 18_944, 28, 4)
 """As many as Qwen2.5-7B has."""
 
 
-def write_vocabulary(directory: Path, context: int, template: str = "hermes", shape: Shape = TINY) -> None:
+def write_vocabulary(
+    directory: Path,
+    context: int,
+    template: str = "hermes",
+    shape: Shape = TINY,
+    further: tuple[str, ...] = (),
+) -> None:
     """Write the tokenizer and the configuration of a model for vLLM. ``weights.py`` writes the rest.
-    ``template``: one of those of the tests."""
+    ``template``: one of those of the tests. ``further``: more control tokens."""
     directory.mkdir(parents=True, exist_ok=True)
     metadata = qwen2_metadata()
     kinds = metadata["tokenizer.ggml.token_type"]
@@ -57,10 +65,10 @@ def write_vocabulary(directory: Path, context: int, template: str = "hermes", sh
     ]
     added = [
         {
-            **{"id": len(words) + number, "content": content, "special": content in CHATML_CONTROL},
+            **{"id": len(words) + number, "content": content, "special": content not in _VISIBLE},
             **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False),
         }
-        for number, content in enumerate((*CHATML_CONTROL, *_VISIBLE))
+        for number, content in enumerate((*CHATML_CONTROL, *_VISIBLE, *further))
     ]
     ids = {each["content"]: each["id"] for each in added}
     split = {"type": "Split", "pattern": {"Regex": _SPLIT}, "behavior": "Isolated", "invert": False}
@@ -95,6 +103,43 @@ def write_vocabulary(directory: Path, context: int, template: str = "hermes", sh
         ("generation_config.json", {"eos_token_id": ids[_END]}),
     ):
         (directory / name).write_text(json.dumps(content, ensure_ascii=False))
+
+
+def write_seeing_vocabulary(directory: Path, context: int) -> None:
+    """The same for a model that sees, of Idefics 3's form: a picture takes seven tokens, whatever its size.
+    vLLM loads it without torchvision."""
+    write_vocabulary(directory, context, "../seeing/qwen_vl", further=_PICTURE)
+    text = json.loads((directory / "config.json").read_text())
+    described = json.loads((directory / "tokenizer_config.json").read_text())
+    written = "<|vision_start|><|image_pad|><|vision_end|>"
+    described["chat_template"] = described["chat_template"].replace(written, _PICTURE[0])
+    added = json.loads((directory / "tokenizer.json").read_text())["added_tokens"]
+    ids = {each["content"]: each["id"] for each in added}
+    config = {
+        **{"architectures": ["Idefics3ForConditionalGeneration"], "model_type": "idefics3"},
+        **{"torch_dtype": text["torch_dtype"], "image_token_id": ids[_PICTURE[0]], "scale_factor": 2},
+        **{"tie_word_embeddings": False, "pad_token_id": ids[CHATML_CONTROL[0]]},
+        "text_config": {**text, "architectures": ["LlamaForCausalLM"], "model_type": "llama"},
+        "vision_config": {
+            **{"model_type": "idefics3_vision", "hidden_size": TINY.width, "intermediate_size": TINY.width},
+            **{"num_hidden_layers": 1, "num_attention_heads": 1, "image_size": _SIDE, "patch_size": _PATCH},
+        },
+    }
+    processing = {
+        **{"image_processor_type": "Idefics3ImageProcessor", "processor_class": "Idefics3Processor"},
+        **{"do_resize": True, "size": {"longest_edge": _SIDE}, "max_image_size": {"longest_edge": _SIDE}},
+        **{"do_image_splitting": False, "do_pad": True, "do_convert_rgb": True, "resample": 1},
+        **{"do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True},
+        **{"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]},
+    }
+    processor = {"processor_class": "Idefics3Processor", "image_seq_len": (_SIDE // _PATCH) ** 2 // 4}
+    for name, content in (
+        ("config.json", config),
+        ("tokenizer_config.json", described),
+        ("preprocessor_config.json", processing),
+        ("processor_config.json", processor),
+    ):
+        (directory / name).write_text(json.dumps(content))
 
 
 def template_text(name: str) -> str:

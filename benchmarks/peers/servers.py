@@ -238,6 +238,7 @@ def llama_server(
     sent = {
         **{"path": str(model), "context": CONTEXT, "slots": LOOPS_AT_ONCE, "threads": threads},
         **{"gpu_layers": 0, "chunk": 512, "spec": "", "directory": "", "alias": "", "key": key},
+        **{"projector": "", "media_marker": ""},
         **settings,
     }
     DIRECTORY.mkdir(exist_ok=True)

@@ -23,9 +23,34 @@ _SHARPNESS = 3.0
 _NEVER = -1e4
 
 
+def vision_weights(config: dict[str, int], width: int, scale: int) -> dict[str, torch.Tensor]:
+    """The weights of a model's eyes, as Idefics 3 has them: an encoder, and the projection of squares of
+    ``scale`` patches to vectors of ``width`` elements."""
+    size, patch, middle = config["hidden_size"], config["patch_size"], config["intermediate_size"]
+    tower, places = "model.vision_model", (config["image_size"] // patch) ** 2
+    weights = {
+        f"{tower}.embeddings.patch_embedding.weight": torch.randn(size, 3, patch, patch),
+        f"{tower}.embeddings.patch_embedding.bias": torch.zeros(size),
+        f"{tower}.embeddings.position_embedding.weight": torch.randn(places, size),
+        "model.connector.modality_projection.proj.weight": torch.randn(width, size * scale**2) / size,
+    }
+    shapes: dict[str, tuple[int, ...]] = {f"{tower}.post_layernorm": (size,)}
+    for number in range(config["num_hidden_layers"]):
+        layer = f"{tower}.encoder.layers.{number}"
+        shapes |= {f"{layer}.self_attn.{name}_proj": (size, size) for name in ("q", "k", "v", "out")}
+        shapes |= {f"{layer}.mlp.fc1": (middle, size), f"{layer}.mlp.fc2": (size, middle)}
+        shapes |= {f"{layer}.layer_norm{which}": (size,) for which in (1, 2)}
+    for name, shape in shapes.items():
+        is_norm = len(shape) == 1
+        weights[f"{name}.weight"] = torch.ones(size) if is_norm else torch.randn(shape) / math.sqrt(size)
+        weights[f"{name}.bias"] = torch.zeros(shape[0])
+    return weights
+
+
 def main() -> None:
     directory = Path(sys.argv[1])
-    config = json.loads((directory / "config.json").read_text())
+    whole = json.loads((directory / "config.json").read_text())
+    config = whole.get("text_config", whole)
     added = json.loads((directory / "tokenizer.json").read_text())["added_tokens"]
     device = "cuda" if torch.cuda.is_available() else "cpu"
     kind = getattr(torch, config["torch_dtype"])
@@ -67,6 +92,14 @@ def main() -> None:
             weights[f"{layer}.self_attn.{name}_proj.bias"] = torch.zeros(size)
         for name in ("input_layernorm", "post_attention_layernorm"):
             weights[f"{layer}.{name}.weight"] = torch.ones(width)
+    if "vision_config" in whole:
+        # Llama has no biases here, and Idefics 3 has another name for the model of texts.
+        weights = {
+            name.replace("model.", "model.text_model.", 1) if name.startswith("model.") else name: each
+            for name, each in weights.items()
+            if not name.endswith(".bias")
+        }
+        weights |= vision_weights(whole["vision_config"], width, whole["scale_factor"])
     unfinished = directory / "unfinished.safetensors"
     written = {name: each.to(kind).cpu().contiguous() for name, each in weights.items()}
     save_file(written, unfinished, metadata={"format": "pt"})

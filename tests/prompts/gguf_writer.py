@@ -91,6 +91,45 @@ def _quantized(rows: list[bytes], scale: float) -> bytes:
     return b"".join(packed + row for row in rows)
 
 
+def write_projector(path: Path) -> None:
+    """Write a projector (mmproj) for the model of ``write_tiny_model``: a picture becomes 16 vectors, one for
+    each square of a grid of four by four, which depend on its colours."""
+    random = Random(11)
+    side, patch = 32, 8
+    squares = (side // patch) ** 2
+    shapes: dict[str, tuple[int, ...]] = {
+        "v.patch_embd.weight": (patch, patch, 3, _WIDTH),
+        "v.position_embd.weight": (_WIDTH, squares),
+        "mm.0.weight": (_WIDTH, _WIDTH),
+        "mm.0.bias": (_WIDTH,),
+        "mm.2.weight": (_WIDTH, _WIDTH),
+        "mm.2.bias": (_WIDTH,),
+        # Layers before the last one are run: of a single layer, none.
+        **{f"v.blk.0.{name}.weight": (_WIDTH, _WIDTH) for name in ("attn_out", "ffn_up", "ffn_down")},
+    }
+    weights = {
+        name: struct.pack(f"<{prod(shape)}f", *(random.uniform(-0.4, 0.4) for _ in range(prod(shape))))
+        for name, shape in shapes.items()
+    }
+    parameters = {
+        "general.architecture": "clip",
+        "clip.has_vision_encoder": True,
+        "clip.projector_type": "mlp",
+        "clip.use_gelu": True,
+        "clip.vision.image_size": side,
+        "clip.vision.patch_size": patch,
+        "clip.vision.embedding_length": _WIDTH,
+        "clip.vision.feed_forward_length": _WIDTH,
+        "clip.vision.block_count": 1,
+        "clip.vision.projection_dim": _WIDTH,
+        "clip.vision.attention.head_count": 1,
+        "clip.vision.attention.layer_norm_epsilon": 1e-5,
+        "clip.vision.image_mean": [0.5, 0.5, 0.5],
+        "clip.vision.image_std": [0.5, 0.5, 0.5],
+    }
+    _write_file(path, parameters, shapes, weights)
+
+
 def _write_model(path: Path, metadata: dict[str, Any], weights: dict[str, bytes]) -> None:
     """Write a model. Tensors that ``weights`` does not name are zeros."""
     vocabulary = (_WIDTH, len(metadata["tokenizer.ggml.tokens"]))
@@ -98,7 +137,19 @@ def _write_model(path: Path, metadata: dict[str, Any], weights: dict[str, bytes]
     shapes |= {"output": vocabulary} if "output" in weights else {}
     shapes |= dict.fromkeys(_VECTORS, (_WIDTH,))
     shapes |= {f"blk.0.{name}": (_WIDTH, _WIDTH) for name in _MATRICES}
-    entries = [_any_entry(key, value) for key, value in (_PARAMETERS | metadata).items()]
+    _write_file(
+        path,
+        _PARAMETERS | metadata,
+        {f"{name}.weight": shape for name, shape in shapes.items()},
+        {f"{name}.weight": values for name, values in weights.items()},
+    )
+
+
+def _write_file(
+    path: Path, parameters: dict[str, Any], shapes: dict[str, tuple[int, ...]], weights: dict[str, bytes]
+) -> None:
+    """Write parameters and tensors. Those without weights are holes."""
+    entries = [_any_entry(key, value) for key, value in parameters.items()]
     tensors, offsets, size = [], {}, 0
     for name, shape in shapes.items():
         bytes_needed = 4 * prod(shape)
@@ -106,7 +157,7 @@ def _write_model(path: Path, metadata: dict[str, Any], weights: dict[str, bytes]
         if name in weights and len(weights[name]) != bytes_needed:
             bytes_needed, kind = len(weights[name]), _Q8_0
         dimensions = struct.pack(f"<I{len(shape)}Q", len(shape), *shape)
-        tensors.append(string(f"{name}.weight") + dimensions + struct.pack("<IQ", kind, size))
+        tensors.append(string(name) + dimensions + struct.pack("<IQ", kind, size))
         offsets[name] = size
         size += -(-bytes_needed // _ALIGNMENT) * _ALIGNMENT
     data = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(entries)) + b"".join([*entries, *tensors])
@@ -130,4 +181,6 @@ def _any_entry(key: str, value: Any) -> bytes:
         return entry(key, 6, struct.pack("<f", value))
     if isinstance(value[0], str):
         return entry(key, 9, array(8, len(value), b"".join(map(string, value))))
+    if isinstance(value[0], float):
+        return entry(key, 9, array(6, len(value), struct.pack(f"<{len(value)}f", *value)))
     return entry(key, 9, array(5, len(value), struct.pack(f"<{len(value)}i", *value)))

@@ -13,6 +13,7 @@ from slipring.prompts.shared_ids import common_tokens
 from slipring.prompts.tokenization.token_budget import TokenBudget
 from slipring.protocol import items, wire
 from slipring.protocol.items import CallOutput, Item, plain_text
+from slipring.protocol.pictures.item_pictures import pictures
 
 _ENDINGS = ("\n0", ".0")
 """Two endings of a text after a place at which it is split before blanks and marks. They have no token in
@@ -36,18 +37,20 @@ class Foreseen(Struct, frozen=True):
 
 
 def foresee(renderer: Renderer, prefill: Prefill, budget: TokenBudget) -> Foreseen | None:
-    """Render what is certain of a context; None if it adds nothing to that of its parent.
+    """Render what is certain of a context; None if it adds nothing to that of its parent, or has pictures.
 
     Raises ``TooManyTokens``, or ``InvalidRequest`` if the template refuses what is expected.
     """
     job = prefill.job
+    if any(map(pictures, job.input)):
+        return None
     endings = _growing(renderer, job.input) if prefill.expects == "output" else _user_messages(job.input)
     one, other = (renderer.render(structs.replace(job, input=ending), budget) for ending in endings)
     is_appended = one.fallback is None and other.fallback is None
     if prefill.expects == "user" and is_appended:
         return None  # the template rewrites nothing in this conversation
     body = one.context.body
-    if body.parent is None or one.fallback != other.fallback:
+    if body.parent is None or one.fallback != other.fallback or body.pictures:
         return None
     ids, others = body.step.ids, other.context.body.step.ids
     certain = ids[: common_tokens(ids.tobytes(), others.tobytes())]

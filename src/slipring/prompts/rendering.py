@@ -15,7 +15,7 @@ from itertools import chain
 from msgspec import Struct
 
 from slipring.core.chain.head import Head
-from slipring.core.generation import Job, Settings
+from slipring.core.generation import ANY_ID, Job, Settings
 from slipring.prompts.chain_choices import ChainChoice
 from slipring.prompts.parsing.output_format import OutputFormat
 from slipring.prompts.tokenization.token_budget import UNLIMITED, BudgetedEncoder, TokenBudget, TooManyTokens
@@ -25,8 +25,25 @@ from slipring.protocol.items import Effort, Item, kept_tools
 from slipring.protocol.requests import TextFormat
 
 _STEP_BYTES = 400
+_PICTURE_BYTES = 150
 _TOKEN_BYTES = 11
 """Estimate per token: four bytes for the id, the rest for its decimal digits and a comma."""
+
+
+class PlacedPicture(Struct, frozen=True, array_like=True):
+    """A picture among the ids of a step."""
+
+    at: int
+    """Which of the ids stands for it."""
+    digest: str
+    tokens: int
+    """How many tokens it takes beside that id, as far as was known when it was rendered."""
+
+
+def picture_id(digest: str) -> int:
+    """What stands for a picture among ids, if the template writes no token for one: no id of a vocabulary.
+    Contexts with other pictures have other ids."""
+    return ANY_ID | int(digest[:8], 16)
 
 
 class EncodedIds(Struct, frozen=True, eq=False):
@@ -35,13 +52,14 @@ class EncodedIds(Struct, frozen=True, eq=False):
     ids: "array[int]"
     """Unsigned 32-bit: four bytes per token, where a tuple would take forty."""
     json: bytes
+    pictures: tuple[PlacedPicture, ...] = ()
 
     @classmethod
-    def of(cls, ids: Iterable[int]) -> "EncodedIds":
+    def of(cls, ids: Iterable[int], pictures: Iterable[PlacedPicture] = ()) -> "EncodedIds":
         id_list = ids if isinstance(ids, list) else list(ids)
         packed = array("I")
         packed.fromlist(id_list)  # half the time of the constructor
-        return cls(packed, wire.encode(id_list)[1:-1])
+        return cls(packed, wire.encode(id_list)[1:-1], tuple(pictures))
 
 
 class Body(Struct, frozen=True, eq=False, weakref=True):
@@ -52,16 +70,25 @@ class Body(Struct, frozen=True, eq=False, weakref=True):
     parent: "Body | None"
     step: EncodedIds
     total: int
+    """Tokens that an engine reads: one for each id, and those that pictures take beside theirs."""
     size_bytes: int
     tail: object
     """The renderer's own state after these ids, needed to append to them."""
+    pictures: int = 0
+    """How many pictures there are among all ids."""
 
-    def then(self, ids: Iterable[int], tail: object) -> "Body":
+    def then(self, ids: Iterable[int], tail: object, pictures: Iterable[PlacedPicture] = ()) -> "Body":
         """Return a body with ``ids`` appended."""
-        step = EncodedIds.of(ids)
-        count = len(step.ids)
-        size_bytes = self.size_bytes + _STEP_BYTES + _TOKEN_BYTES * count
-        return Body(self, step, self.total + count, size_bytes, tail)
+        step = EncodedIds.of(ids, pictures)
+        count, seen = len(step.ids), len(step.pictures)
+        size_bytes = self.size_bytes + _STEP_BYTES + _TOKEN_BYTES * count + _PICTURE_BYTES * seen
+        beside = sum(picture.tokens for picture in step.pictures)
+        return Body(self, step, self.total + count + beside, size_bytes, tail, self.pictures + seen)
+
+    def counted(self, total: int) -> "Body":
+        """The same ids, with the number of tokens that an engine has counted."""
+        step = EncodedIds.of(())
+        return Body(self, step, total, self.size_bytes + _STEP_BYTES, self.tail, self.pictures)
 
     def shared_bytes(self, other: "Body") -> int:
         """The memory of the steps that both begin with. Takes time proportional to the steps after these:
@@ -127,6 +154,17 @@ class Rendered(Struct, frozen=True, eq=False):
         shared = self.body.shared_bytes(earlier.body) if isinstance(earlier, Rendered) else 0
         return self.size_bytes - shared
 
+    @property
+    def id_count(self) -> int:
+        """How many ids there are: ``total``, without the tokens that pictures take beside their ids."""
+        return sum(len(step.ids) for step in self.body.steps()) if self.body.pictures else self.total
+
+    def digests(self) -> list[str]:
+        """The digests of all pictures, in their order."""
+        if not self.body.pictures:
+            return []
+        return [picture.digest for step in self.body.steps() for picture in step.pictures]
+
     def ids(self) -> list[int]:
         """All ids, copied: O(length of the context)."""
         return list(chain.from_iterable(step.ids for step in self.body.steps()))
@@ -156,9 +194,9 @@ class Rendered(Struct, frozen=True, eq=False):
             body = body.then(step.ids[:left], None)
         return Rendered(self.writer, self.preface, body)
 
-    def then(self, ids: Iterable[int], tail: object) -> "Rendered":
+    def then(self, ids: Iterable[int], tail: object, pictures: Iterable[PlacedPicture] = ()) -> "Rendered":
         """Return this context with ``ids`` appended."""
-        return Rendered(self.writer, self.preface, self.body.then(ids, tail))
+        return Rendered(self.writer, self.preface, self.body.then(ids, tail, pictures))
 
 
 class Rendering(Struct, frozen=True):
@@ -175,9 +213,11 @@ class Rendering(Struct, frozen=True):
     dropped_items: int = 0
     """How many of the oldest items were dropped to fit the context window."""
 
-    def with_answer(self, ids: Iterable[int]) -> Rendered:
-        """Return the prompt followed by the ids that the model emitted."""
-        return self.prompt.then(ids, self.prompt.body.tail)
+    def with_answer(self, ids: Iterable[int], counted: int | None = None) -> Rendered:
+        """Return the prompt followed by the ids that the model emitted. ``counted``: the tokens of the
+        prompt, if the engine has counted them."""
+        body = self.prompt.body if counted is None else self.prompt.body.counted(counted)
+        return Rendered(self.prompt.writer, self.prompt.preface, body.then(ids, body.tail))
 
 
 class TokenBytes(dict[int, bytes]):
@@ -214,6 +254,8 @@ class Renderer(ABC):
     """What chains keep although a rendering of all items drops it."""
     efforts: tuple[Effort, ...] = ()
     """The efforts of reasoning that differ for the model, least first."""
+    takes_pictures: bool = False
+    """Whether it writes pictures."""
 
     def __init__(self, name: str, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
@@ -281,6 +323,8 @@ class Renderer(ABC):
         position = job.parent.position if job.parent is not None else None
         if not isinstance(position, Rendered) or not self.wrote(position):
             raise CannotAppend("the parent was not rendered by this model")
+        if position.body.pictures and not self.takes_pictures:
+            raise CannotAppend("the parent has pictures, which this model cannot see")
         encoder = BudgetedEncoder(self.vocabulary, budget, used=position.total)
         context = self.append(position, job, encoder)
         prompt = self.open(context)

@@ -18,7 +18,7 @@ from msgspec import Raw, Struct, msgpack, structs
 
 from slipring.core.chain.head import Head
 from slipring.prompts import shared_ids
-from slipring.prompts.rendering import EncodedIds, Preface, Rendered, empty
+from slipring.prompts.rendering import Body, EncodedIds, PlacedPicture, Preface, Rendered, empty
 from slipring.prompts.shared_ids import Piece
 from slipring.prompts.templates.template_renderer import Tail
 from slipring.protocol.requests import TextFormat
@@ -29,6 +29,8 @@ _VERSION = 2
 part of it."""
 _VERSION_REWRITTEN = 3
 """Of contexts that share ranges of ids with their parent's. Servers that read version 2 only render them."""
+_VERSION_PICTURED = 4
+"""Of contexts that add pictures. Servers that do not read it render them."""
 _WORTH_SHARING_BYTES = 1024
 _header = struct.Struct("<BI")
 """Version and CRC-32 of the rest: corrupt ids must not pass for those that the model emitted."""
@@ -68,9 +70,21 @@ class _Rewritten(_Addition, frozen=True, array_like=True, forbid_unknown_fields=
     """Stands for ``earlier``, which is empty."""
 
 
+class _Pictured(_Addition, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A context with pictures among the ids of its new steps."""
+
+    total: int
+    """The tokens of the whole context."""
+    pictures: list[PlacedPicture]
+    """Among the ids of ``earlier`` and ``last``, joined."""
+
+
 _encoder = msgpack.Encoder()
-_decoder = msgpack.Decoder(_Addition)
-_decoder_of_rewritten = msgpack.Decoder(_Rewritten)
+_decoders: dict[int, msgpack.Decoder[_Addition]] = {
+    _VERSION: msgpack.Decoder(_Addition),
+    _VERSION_REWRITTEN: msgpack.Decoder(_Rewritten),
+    _VERSION_PICTURED: msgpack.Decoder(_Pictured),
+}
 
 
 class RenderingCodec:
@@ -97,9 +111,14 @@ class RenderingCodec:
             last=_pack_ids(new[0]) if new else None,
             tail=tail if new else None,
         )
-        if base is None and isinstance(parent, Rendered) and parent.writer == position.writer:
+        version = _VERSION
+        if new and position.body.pictures:
+            # Also if none is new: tokens beside the ids may have been counted since.
+            version, pictures = _VERSION_PICTURED, _placed(new[::-1])
+            addition = _Pictured(**structs.asdict(addition), total=position.total, pictures=pictures)
+        elif base is None and isinstance(parent, Rendered) and parent.writer == position.writer:
             addition = _sharing(addition, parent)
-        version = _VERSION_REWRITTEN if isinstance(addition, _Rewritten) else _VERSION
+            version = _VERSION_REWRITTEN if isinstance(addition, _Rewritten) else _VERSION
         packed = _encoder.encode(addition)
         return _header.pack(version, zlib.crc32(packed)) + packed
 
@@ -115,6 +134,16 @@ def _continues(position: Rendered, parent: Rendered) -> bool:
     """Whether a context was made by appending to another. Compares identity, not ids: engines detect what
     contexts share by their common ``Body`` objects."""
     return position.writer == parent.writer and any(body is parent.body for body in position.body.lineage())
+
+
+def _placed(steps: Iterable[EncodedIds]) -> list[PlacedPicture]:
+    """The pictures of several steps, as if these were one."""
+    placed: list[PlacedPicture] = []
+    before = 0
+    for step in steps:
+        placed += [structs.replace(picture, at=before + picture.at) for picture in step.pictures]
+        before += len(step.ids)
+    return placed
 
 
 def _pack_preface(preface: Preface) -> _Preface:
@@ -151,9 +180,11 @@ def _swapped(ids: "array[int]") -> "array[int]":
 def _read(data: bytes) -> _Addition:
     version, checksum = _header.unpack_from(data)
     packed = data[_header.size :]
-    if version not in (_VERSION, _VERSION_REWRITTEN) or checksum != zlib.crc32(packed):
+    if checksum != zlib.crc32(packed):
         raise ValueError
-    return _decoder.decode(packed) if version == _VERSION else _decoder_of_rewritten.decode(packed)
+    if (decoder := _decoders.get(version)) is None:
+        raise ValueError
+    return decoder.decode(packed)
 
 
 def _append(addition: _Addition, parent: Rendered | None, head: Head) -> Rendered | None:
@@ -176,10 +207,20 @@ def _append(addition: _Addition, parent: Rendered | None, head: Head) -> Rendere
         if zlib.crc32(theirs) != addition.checksum:
             return None
         earlier = shared_ids.joined(addition.shared, theirs)
+    return Rendered(addition.writer, preface, _with_steps(body, addition, earlier, addition.last))
+
+
+def _with_steps(body: Body, addition: _Addition, earlier: bytes, last: bytes) -> Body:
+    """A body with the steps of an addition."""
+    pictures = addition.pictures if isinstance(addition, _Pictured) else []
+    first_ids, last_ids = _unpack_ids(earlier), _unpack_ids(last)
     if earlier:
-        body = body.then(_unpack_ids(earlier), None)
-    body = body.then(_unpack_ids(addition.last), addition.tail)
-    return Rendered(addition.writer, preface, body)
+        body = body.then(first_ids, None, [each for each in pictures if each.at < len(first_ids)])
+    late = [each for each in pictures if each.at >= len(first_ids)]
+    if isinstance(addition, _Pictured):
+        body = body.counted(addition.total - len(last_ids) - sum(each.tokens for each in late))
+    placed = [structs.replace(each, at=each.at - len(first_ids)) for each in late]
+    return body.then(last_ids, addition.tail, placed)
 
 
 def _unpack_preface(packed: _Preface, head: Head) -> Preface:

@@ -11,7 +11,7 @@ from typing import Any
 from aiohttp import web
 
 from slipring.engines.vllm.engine import VllmEngine, VllmOptions
-from tests.engines.fakes.server import Stop
+from tests.engines.fakes.server import Refuse, Stop
 from tests.engines.fakes.tokens import CONTEXT, END, TEMPLATE, TOKENIZER, Chunk, FakeTokenServer, decoded
 
 _CONTROL = re.compile("|".join(re.escape(token) for token in sorted(TOKENIZER.control_tokens())))
@@ -76,6 +76,8 @@ class FakeVllm(FakeTokenServer):
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         body = await request.json()
+        if "messages" in body:
+            return self.refuse(Refuse(400, "At most 0 image(s) may be provided in one prompt."))
         assert body["add_special_tokens"] is False
         if not self.tokenizes:
             return web.json_response({"error": {"message": "no tokenizer"}}, status=500)

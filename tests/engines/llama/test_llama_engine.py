@@ -205,14 +205,14 @@ def test_the_request_body_has_the_tokens_and_the_sampling_settings() -> None:
     settings = Settings(
         temperature=0.5, top_p=0.9, seed=7, logprobs=True, top_logprobs=3, presence_penalty=1.5
     )
-    sent = json.loads(completion_body(rendered, settings, Sampling(top_k=40), n_predict=20, id_slot=1))
+    sent = json.loads(completion_body(rendered.json(), settings, Sampling(top_k=40), n_predict=20, id_slot=1))
     assert sent["prompt"] == [1, 2, 3, 4, 5]
     assert (sent["n_predict"], sent["id_slot"], sent["seed"], sent["n_probs"]) == (20, 1, 7, 3)
     assert (sent["temperature"], sent["top_p"], sent["presence_penalty"]) == (0.5, 0.9, 1.5)
     assert (sent["top_k"], sent["min_p"], sent["repeat_penalty"]) == (40, 0.0, 1.0)
     assert "repeat_last_n" not in sent
     sampling = Sampling(repetition_penalty=1.1, penalty_window=256)
-    sent = json.loads(completion_body(rendered, settings, sampling))
+    sent = json.loads(completion_body(rendered.json(), settings, sampling))
     assert (sent["repeat_penalty"], sent["repeat_last_n"]) == (1.1, 256)
 
 

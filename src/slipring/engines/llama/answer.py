@@ -74,8 +74,10 @@ class LlamaAnswer:
         cut_off = self._generates and (self._cut_off or (not self._stopped and last.stop_type == "limit"))
         rest = self._decoder.finish(cut_off=cut_off) if self._generates else []
         output_tokens = min(timings.predicted_n - self._stopped, self._limit) if self._generates else 0
-        position = self._position()
-        input_tokens = (self._rendering.prompt if self._generates else self._rendering.context).total
+        sent = self._rendering.prompt if self._generates else self._rendering.context
+        counted = timings.cache_n + timings.prompt_n if sent.body.pictures and self._last else None
+        position = self._position(counted)
+        input_tokens = sent.total if counted is None else counted
         finished = Finished(
             reason="max_output_tokens" if cut_off else "steered" if self._steered else "stop",
             input_tokens=input_tokens,
@@ -91,10 +93,12 @@ class LlamaAnswer:
         """Stands in for the last chunk of the engine, which a steered answer never gets."""
         return Chunk(timings=Timings(cache_n=self._cached, predicted_n=self._predicted))
 
-    def _position(self) -> Rendered | None:
+    def _position(self, counted: int | None) -> Rendered | None:
+        """The context that the slot holds. ``counted``: the tokens of the prompt, as llama.cpp counts them if
+        there are pictures."""
         if not self._generates or (self._steered and not self._predicted):
             return self._rendering.context  # without the opening of an answer
-        return self._rendering.with_answer(self._ids) if self._ids is not None else None
+        return self._rendering.with_answer(self._ids, counted) if self._ids is not None else None
 
     def _take_ids(self, ids: list[int], chunk: Chunk, room: int) -> str:
         """Keep the ids of a chunk, up to ``room``; returns their text."""

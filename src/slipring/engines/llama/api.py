@@ -1,6 +1,6 @@
 """A client for llama-server's native API: completions by token ids, and slots as files."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,13 +20,13 @@ from slipring.engines.remote.http_failures import (
 )
 from slipring.engines.sharing import Host
 from slipring.engines.tokens.sampling import Sampling
-from slipring.prompts.rendering import Rendered
 from slipring.protocol import wire
 from slipring.protocol.responses import Logprob, TopLogprob
 
 
-def completion_body(prompt: Rendered, settings: Settings, sampling: Sampling, **fields: Any) -> bytes:
-    """Encode the body of a ``/completion`` request that continues ``prompt``."""
+def completion_body(prompt: bytes, settings: Settings, sampling: Sampling, **fields: Any) -> bytes:
+    """Encode the body of a ``/completion`` request that continues ``prompt``: ids, or a text and pictures,
+    as JSON."""
     body: dict[str, Any] = {
         "stream": True,
         "return_tokens": True,
@@ -35,7 +35,12 @@ def completion_body(prompt: Rendered, settings: Settings, sampling: Sampling, **
         **_sampling(settings, sampling),
         **fields,
     }
-    return b'{"prompt":' + prompt.json() + b"," + wire.encode(body)[1:]
+    return b'{"prompt":' + prompt + b"," + wire.encode(body)[1:]
+
+
+def pictured_prompt(text: str, pictures: Sequence[str]) -> bytes:
+    """Encode a prompt with pictures, as base64: the media marker stands for each in the text."""
+    return wire.encode({"prompt_string": text, "multimodal_data": pictures})
 
 
 def _sampling(settings: Settings, sampling: Sampling) -> dict[str, Any]:
@@ -58,6 +63,7 @@ class Timings(Struct):
     """Token counts and times of a completion."""
 
     cache_n: int = 0
+    prompt_n: int = 0
     predicted_n: int = 0
 
 

@@ -86,6 +86,10 @@ class ChildSettings(Struct, frozen=True):
     """How tokens are drafted; empty: they are not."""
     directory: str = ""
     """Where slots are saved; empty: nowhere. It is removed when the child ends."""
+    projector: str = ""
+    """The file that lets the model see; empty: it does not."""
+    media_marker: str = ""
+    """What stands for a picture in the text of a prompt: nothing that a client can guess."""
     alias: str = ""
     """What the child calls its model, if not by its path."""
 

@@ -23,6 +23,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     # Not as arguments, which every user of the machine can read: they contain the API key.
     settings: dict[str, Any] = json.loads(sys.stdin.buffer.readline())
+    os.environ["LLAMA_MEDIA_MARKER"] = settings["media_marker"]  # the same after a restart
     import xllamacpp
 
     params = xllamacpp.CommonParams()
@@ -41,6 +42,9 @@ def main() -> None:
         params.speculative.types = [getattr(xllamacpp.common_speculative_type, name)]
         # llama.cpp fails if one batch does not hold the drafts of all slots.
         params.n_batch = max(settings["chunk"], settings["slots"] * (_LONGEST_DRAFT + 1))
+    if settings["projector"]:
+        params.mmproj.path = settings["projector"]
+        params.mmproj_use_gpu = settings["gpu_layers"] > 0
     params.kv_unified = False
     # If these were on, a slot would lose its context as soon as another slot runs.
     params.cache_idle_slots = False

@@ -20,17 +20,28 @@ from slipring.engines.constraints.answer_constraint import constraint_of
 from slipring.engines.constraints.answer_grammar import constrains_calls, grammar_of
 from slipring.engines.llama import models
 from slipring.engines.llama.answer import LlamaAnswer, LlamaReader, PrefillReader
-from slipring.engines.llama.api import Api, completion_body
+from slipring.engines.llama.api import Api, completion_body, pictured_prompt
 from slipring.engines.llama.options import LlamaOptions, read_options
+from slipring.engines.llama.pictured_text import RESENT, PicturedText
 from slipring.engines.llama.saved_contexts import SavedContexts
 from slipring.engines.llama.slot_shares import EmbeddedOwner
 from slipring.engines.llama.slots import SlotRequest, Slots, common_tokens
 from slipring.engines.remote.admission_and_retries import JobQueue
 from slipring.engines.remote.answer_reader import CutOff
 from slipring.engines.sharing import Borrowed, Host, Share
-from slipring.engines.tokens.job_rendering import accepted, count, foresee, position_of, prefetch, render
+from slipring.engines.tokens.job_rendering import (
+    accepted,
+    count,
+    data_urls,
+    foresee,
+    position_of,
+    prefetch,
+    render,
+)
 from slipring.observation import live
 from slipring.prompts.rendering import Rendered, Rendering
+from slipring.protocol.pictures.image_headers import MediaType
+from slipring.protocol.pictures.item_pictures import base64_of
 
 log = logging.getLogger("slipring")
 
@@ -41,6 +52,8 @@ batches."""
 _PREFILL_STEPS = 64
 """Steps of a long context at most: every step sends all ids."""
 _LEAST_PREFILL_TOKENS = 16
+_PICTURE_TYPES: tuple[MediaType, ...] = ("image/png", "image/jpeg", "image/gif")
+"""What llama.cpp decodes."""
 
 
 class LlamaEngine(Engine):
@@ -52,6 +65,8 @@ class LlamaEngine(Engine):
 
     model: models.ServedModel
     """Set by the constructor for a file, by ``start`` for an external server."""
+    _pictured: PicturedText
+    """Set by ``start`` if the model sees."""
 
     def __init__(self, options: LlamaOptions, borrowed: Borrowed | None = None) -> None:
         """``borrowed`` is this worker's share of a llama-server that several workers use. Without it the
@@ -80,7 +95,10 @@ class LlamaEngine(Engine):
         self.renderer = model.renderer
         # llama.cpp reports no logprobs for tokens that it had drafted.
         capabilities = Capabilities(
-            logprobs=not self.options.spec, biased_ids=model.renderer.vocabulary.size or ANY_ID
+            logprobs=not self.options.spec,
+            images=model.sees,
+            picture_types=_PICTURE_TYPES,
+            biased_ids=model.renderer.vocabulary.size or ANY_ID,
         )
         self._models = [
             Model(
@@ -131,6 +149,8 @@ class LlamaEngine(Engine):
             whole = Share(tuple(range(model.slots)), self.options.saved_mib * 2**20)
             self._set_model(model, whole if self._borrowed is None else self._borrowed.share)
         await prefetch(self.renderer)
+        if self.model.sees:
+            self._pictured = await PicturedText.of(self.renderer.vocabulary, self._api.queries)
 
     async def close(self) -> None:
         await self._api.close()
@@ -144,7 +164,8 @@ class LlamaEngine(Engine):
         constraint = await self._constraint(job, rendering)
         async with self._summaries if job.is_summary else nullcontext():
             with self._queue.ticket(job.tenant) as ticket:
-                await deliver(emit, [accepted(job, self.renderer, rendering)])
+                resent = RESENT if job.parent is not None and rendering.prompt.body.pictures else None
+                await deliver(emit, [accepted(job, self.renderer, rendering, resent)])
                 await ticket.turn()
                 await self._queue.spare_ended()  # the slot of a prefill can be copied, or used, once free
                 last = await self._answer(job, rendering, constraint, emit)
@@ -192,7 +213,7 @@ class LlamaEngine(Engine):
         ``after``: what it holds at the end."""
         async with self._slots.acquire(request) as slot:
             body = completion_body(
-                sent,
+                sent.json(),
                 job.settings,
                 self.model.sampling,
                 id_slot=slot.number,
@@ -208,18 +229,19 @@ class LlamaEngine(Engine):
     ) -> list[Delta]:
         """Acquire a slot and emit the answer that llama.cpp generates in it. Returns the last deltas."""
         sent = rendering.prompt if job.generate else rendering.context
-        room = self.model.context - sent.total
+        room = self.model.context - sent.id_count  # pictures take more: llama.cpp ends the answer earlier
         limit = min(job.settings.max_output_tokens or room, room) if job.generate else 0
         parent = position_of(job) if rendering.fallback is None else None
         if job.recognised:  # like any history that is sent whole: it usually replaces the one before
             request = SlotRequest(job.tenant, sent, None, fork=False)
         else:
             request = SlotRequest(job.tenant, sent, parent, job.fork)
+        prompt = sent.json() if not sent.body.pictures else await self._pictured_prompt(job, sent)
         async with self._slots.acquire(request) as slot:
             slot.response_id = job.response_id
             await deliver(emit, [Begun()])
             body = completion_body(
-                sent,
+                prompt,
                 job.settings,
                 self.model.sampling,
                 id_slot=slot.number,
@@ -239,11 +261,19 @@ class LlamaEngine(Engine):
                 last, context = answer.finish()
             except BaseException:
                 # Clients repeat what they gave up, as Codex does with its warmup: they find the tokens again.
-                if parent is None and answer.prefilled and slot.tenant == job.tenant:
+                is_plain = not sent.body.pictures
+                if is_plain and parent is None and answer.prefilled and slot.tenant == job.tenant:
                     slot.context = sent.first(answer.prefilled)
                 raise
             slot.record(context or sent, job.tenant)
         return last
+
+    async def _pictured_prompt(self, job: Job, sent: Rendered) -> bytes:
+        """A context with pictures as llama.cpp takes it."""
+        data = [base64_of(url) for url in data_urls(job, sent)]
+        work = partial(self._pictured.write, sent.ids())
+        text = await self.tokenizing.run(job.tenant, work, is_local=self.renderer.vocabulary.is_local)
+        return pictured_prompt(text, data)
 
     async def _constraint(self, job: Job, rendering: Rendering) -> dict[str, object]:
         """The field of the request that constrains the answer; empty if it is unconstrained."""

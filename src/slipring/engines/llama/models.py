@@ -27,6 +27,7 @@ from slipring.engines.tokens.model_files import (
 from slipring.engines.tokens.renderers import make_serving_renderer
 from slipring.engines.tokens.sampling import Sampling
 from slipring.prompts.rendering import Renderer
+from slipring.prompts.templates.picture_forms import INLINE
 from slipring.prompts.tokenization.tokenizer import Tokenizer, UnknownVocabulary, Vocabulary
 
 _QUANTIZATION = re.compile(r"[-._]i?q\d\w*$|[-._](f16|f32|bf16)$")
@@ -47,6 +48,8 @@ class ServedModel(Struct, frozen=True):
     sampling: Sampling = Sampling()
     max_output_tokens: int | None = None
     """For requests that name no maximum."""
+    sees: bool = False
+    """Whether it sees pictures."""
 
     @property
     def defaults(self) -> Defaults:
@@ -64,15 +67,17 @@ def from_file(options: LlamaOptions, query: Query) -> ServedModel:
         vocabulary = RemoteVocabulary(query, name, control_tokens(metadata))
     info = ModelInfo.from_gguf(metadata)
     is_packaged = path == packaged_model()
+    sees = bool(projector_of(options, path))
     return ServedModel(
         name=name_of(path),
         path=path,
         context=_context(options, metadata),
         slots=options.slots,
-        renderer=make_serving_renderer("llama", options, info, vocabulary),
+        renderer=make_serving_renderer("llama", options, info, vocabulary, (INLINE,) if sees else ()),
         llguidance=True,
         sampling=PACKAGED_SAMPLING if is_packaged else info.sampling,
         max_output_tokens=PACKAGED_MAX_OUTPUT_TOKENS if is_packaged else None,
+        sees=sees,
     )
 
 
@@ -96,6 +101,7 @@ class ServersModel(Struct, frozen=True):
     info: ModelInfo
     vocabulary: Vocabulary
     sampling: Sampling
+    sees: bool = False
 
 
 async def from_server(options: LlamaOptions, client: HttpClient) -> ServedModel:
@@ -107,10 +113,16 @@ async def from_server(options: LlamaOptions, client: HttpClient) -> ServedModel:
         context=found.context,
         slots=found.slots,
         renderer=await asyncio.to_thread(
-            make_serving_renderer, "llama", options, found.info, found.vocabulary
+            make_serving_renderer,
+            "llama",
+            options,
+            found.info,
+            found.vocabulary,
+            (INLINE,) if found.sees else (),
         ),
         llguidance=await understands_llguidance(client),
         sampling=found.sampling,
+        sees=found.sees,
     )
 
 
@@ -136,6 +148,7 @@ async def ask_server(options: LlamaOptions, client: HttpClient) -> ServersModel:
             info=info,
             vocabulary=vocabulary,
             sampling=Sampling.from_llama_server(settings.get("params") or {}),
+            sees=bool((described.get("modalities") or {}).get("vision")),
         )
     except (LookupError, TypeError, ValueError):
         raise StartupError(f"--engine llama: {options.model} does not answer like a llama-server") from None
@@ -167,6 +180,21 @@ def file_of(options: LlamaOptions) -> str:
             " or name a model of your own, as in --engine llama:/models/qwen3-8b.gguf"
         )
     return path
+
+
+def projector_of(options: LlamaOptions, path: str) -> str:
+    """The path of a model's projector: the one that is named, else the one beside its file; empty if there is
+    none. One of another model is not taken: it has the model's name in its own, or all other files there are
+    of this model."""
+    if options.mmproj:
+        return "" if options.mmproj == "none" else options.mmproj
+    beside = sorted(Path(path).parent.glob("*.gguf"))
+    projectors = [file for file in beside if "mmproj" in file.name.lower()]
+    name = name_of(path)
+    named = [file for file in projectors if name in file.name.lower()]
+    if not named and all(name_of(file.name) == name for file in beside if file not in projectors):
+        named = projectors
+    return str(named[0]) if named else ""
 
 
 def read_file(path: str) -> dict[str, Any]:

@@ -36,6 +36,11 @@ class LlamaOptions:
         "tokens are drafted from earlier text: ngram-simple, ngram-map-k, ngram-map-k4v or ngram-mod",
     )
     saved_mib: int = option(1024, "MiB for the saved KV of chains that have no slot; 0: nothing is saved")
+    mmproj: str = option(
+        "",
+        "the projector (a GGUF file) of a model that sees pictures; empty: the one beside the model's file,"
+        " if there is one; none: no projector",
+    )
     dialect: str = dialect_option()
     thinking: str = thinking_option()
     variables: str = variables_option()
@@ -75,6 +80,8 @@ def read_options(text: str) -> LlamaOptions:
     if options.spec and options.spec not in _SPECULATIONS:
         known = ", ".join(_SPECULATIONS)
         raise StartupError(f"--engine llama: option 'spec' must be one of {known}, not '{options.spec}'")
+    if options.mmproj and options.is_external:
+        raise StartupError("--engine llama: option 'mmproj' is for the embedded engine only")
     if options.spec and options.is_external:
         raise StartupError("--engine llama: option 'spec' is for the embedded engine only")
     return options

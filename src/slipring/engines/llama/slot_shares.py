@@ -5,11 +5,13 @@ tenants of its own jobs, so a slot that two users filled could reveal one tenant
 names are prefixed per user.
 """
 
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 
 from slipring.base.errors import StartupError
 from slipring.engines.llama.child_process import ChildProcess, ChildSettings, kv_directory
+from slipring.engines.llama.models import projector_of
 from slipring.engines.llama.options import OWN_TEXT, LlamaOptions
 from slipring.engines.llama.remote import describe
 from slipring.engines.remote.http_client import HttpClient
@@ -43,6 +45,8 @@ class EmbeddedOwner:
                 chunk=options.chunk,
                 spec=options.spec,
                 directory=str(self._directory or ""),
+                projector=projector_of(options, path),
+                media_marker=f"<__media_{secrets.token_hex(16)}__>",
             )
         )
         self.key = self.process.key

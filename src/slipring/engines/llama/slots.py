@@ -47,8 +47,9 @@ class SlotRequest(Struct, frozen=True):
         # A client that sends its whole history again, perhaps with the last answer in other tokens, does not
         # need the end of the old context. One that shares only the beginning is another conversation.
         common = common_tokens(self.prompt, context)
-        without_answer = context.total - len(context.body.step.ids) - _SEAM_TOKENS
-        return common >= without_answer and 2 * common > context.total
+        held = context.id_count
+        without_answer = held - len(context.body.step.ids) - _SEAM_TOKENS
+        return common >= without_answer and 2 * common > held
 
     def certain_context(self, slot: "Slot") -> Rendered | None:
         """The context that ``slot`` holds at least, however the job ends; None if none is certain. A

@@ -6,6 +6,7 @@ With streaming sessions, turns of a chain send their new ids only.
 import asyncio
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from slipring.engines.remote.http_failures import BadStatus, HttpFailure, Unread
 from slipring.engines.remote.loop_hints import urgency
 from slipring.engines.remote.upstream import branch_keys, startup_errors, tenant_salt
 from slipring.engines.tokens.chain_ends import ChainEnds
+from slipring.engines.tokens.job_rendering import data_urls
 from slipring.engines.tokens.model_files import ModelInfo, read_tokenizer
 from slipring.engines.tokens.server_constraints import is_newer
 from slipring.engines.tokens.session_server import (
@@ -31,9 +33,10 @@ from slipring.engines.tokens.session_server import (
     SessionServerOptions,
 )
 from slipring.engines.tokens.sessions import Addressed, Protocol
-from slipring.engines.tokens.token_answer import Piece, PieceParser
+from slipring.engines.tokens.token_answer import Piece, PieceParser, TokenAnswer
 from slipring.engines.tokens.token_server import (
     Fault,
+    JobExchange,
     Request,
     Served,
     failure,
@@ -49,6 +52,7 @@ _MODEL_INFO = ("/model_info", "/get_model_info")
 """The newer name, and that of older servers."""
 _SERVER_INFO = ("/server_info", "/get_server_info")
 _CONSTRAINT_FIELDS = {"schema": "json_schema", "grammar": "ebnf", "tag": "structural_tag"}
+_RESENT = "SGLang is sent the data of all pictures of a context again"
 _FIRST_WITH_TAGS = (0, 5, 12)
 """The first version with xgrammar 0.2."""
 
@@ -98,6 +102,22 @@ class SglangEngine(SessionServer):
         fields = self.sampling.fields(settings, penalty_name="repetition_penalty", unlimited_top_k=-1)
         return fields if settings.seed is None else {**fields, "sampling_seed": settings.seed}
 
+    async def sees(self) -> bool:
+        for path in _MODEL_INFO:
+            with suppress(HttpFailure):
+                return (await self.query(path)).get("has_image_understanding") is True
+        return False
+
+    def resent(self, job: Job, sent: Rendered) -> str | None:
+        return _RESENT if sent.body.pictures and job.parent is not None else None
+
+    def exchange(
+        self, job: Job, sent: Rendered, limit: int, constraint: Constraint | None, answer: TokenAnswer
+    ) -> JobExchange:
+        if not sent.body.pictures:
+            return super().exchange(job, sent, limit, constraint, answer)
+        return JobExchange(self, job, self.write(job, sent, limit, constraint), answer)
+
     def write(self, job: Job, sent: Rendered, limit: int, constraint: Constraint | None) -> Request:
         return self._written(job, sent, sent.json_pieces(), limit, constraint, {})
 
@@ -118,7 +138,7 @@ class SglangEngine(SessionServer):
     ) -> Request:
         settings = job.settings
         # SGLang refuses a prompt and answer that together fill the context.
-        most = max(self.served.context - sent.total - 1, 1)
+        most = max(self.served.context - sent.id_count - 1, 1)
         sampling: dict[str, Any] = {
             "max_new_tokens": min(limit, most),
             "stop_token_ids": sorted(self.renderer.stop_ids()),
@@ -141,6 +161,8 @@ class SglangEngine(SessionServer):
             body["priority"] = urgency(job)  # the higher value goes first
         if settings.logprobs and job.generate:
             body |= {"return_logprob": True, "top_logprobs_num": settings.top_logprobs}
+        if sent.body.pictures:
+            body["image_data"] = data_urls(job, sent)
         pieces = spliced(b'{"input_ids":[', ids, b"]," + wire.encode(body)[1:])
         headers = self._upstream.affinity_headers(job)
         expected = sent.total if session else None
@@ -319,7 +341,7 @@ class _Parser(PieceParser):
         if self._seen < meta.completion_tokens:
             # Up to 0.5.9, servers that send only new ids may leave out some.
             raise ServerError("The engine has lost tokens of its answer.")
-        piece = Piece(ids, cached_tokens=meta.cached_tokens)
+        piece = Piece(ids, cached_tokens=meta.cached_tokens, prompt_tokens=meta.prompt_tokens)
         if meta.output_token_logprobs and ids:
             piece.logprobs = self._logprobs(meta, len(ids))
         if reason is not None:

@@ -10,6 +10,7 @@ from slipring.prompts import foreseen_context
 from slipring.prompts.foreseen_context import Foreseen
 from slipring.prompts.rendering import CannotAppend, Rendered, Renderer, Rendering
 from slipring.prompts.tokenization.token_budget import TokenBudget, TooManyTokens
+from slipring.protocol.pictures.item_pictures import image_parts, pictures
 
 _AT_ONCE_BYTES = 8192
 """Texts up to this size are tokenized on the event loop: digits, the slowest text, take 15 ms."""
@@ -47,13 +48,14 @@ async def render(job: Job, renderer: Renderer, context: int, tokenizing: Tokeniz
             )
             if shortened is not None:
                 return shortened
-    if rendering is None or total >= context:
+    if rendering is None or rendering.prompt.id_count >= context:  # what pictures take, the engine counts
         raise ContextLengthExceeded(total, context, is_exact=rendering is not None)
     return rendering
 
 
-def accepted(job: Job, renderer: Renderer, rendering: Rendering) -> Accepted:
-    """What is known of a job when it is rendered."""
+def accepted(job: Job, renderer: Renderer, rendering: Rendering, resent: str | None = None) -> Accepted:
+    """What is known of a job when it is rendered. ``resent``: why its context is sent to the engine in
+    another form than its new ids, or all its ids."""
     sent = rendering.prompt if job.generate else rendering.context
     withheld: tuple[str, ...] = ()
     if ranges := renderer.withheld_thoughts(rendering.prompt):
@@ -64,7 +66,19 @@ def accepted(job: Job, renderer: Renderer, rendering: Rendering) -> Accepted:
             for number, item in numbered
             if item.id is not None and any(first <= number < end for first, end in ranges)
         )
-    return Accepted(rendering.new_tokens, rendering.fallback, rendering.dropped_items, sent.total, withheld)
+    fallback = rendering.fallback or resent
+    counted = None if sent.body.pictures else sent.total
+    return Accepted(rendering.new_tokens, fallback, rendering.dropped_items, counted, withheld)
+
+
+def data_urls(job: Job, sent: Rendered) -> list[str]:
+    """The data URLs of the pictures in ``sent``, the context of a job, in their order. Walks all items."""
+    urls: dict[str, str] = {}
+    for item in job.context():
+        for picture, (_, part) in zip(pictures(item), image_parts(item), strict=True):
+            assert part.image_url is not None, "engines see pictures with their data only"
+            urls[picture.digest] = part.image_url
+    return [urls[digest] for digest in sent.digests()]
 
 
 async def foresee(

@@ -2,6 +2,7 @@
 
 import datetime
 import logging
+from collections.abc import Sequence
 
 from slipring.base.errors import StartupError, UnusableModel
 from slipring.engines.tokens.builtin_templates import (
@@ -19,6 +20,7 @@ from slipring.engines.tokens.rendering_options import (
     keeps_thoughts,
     read_variables,
 )
+from slipring.prompts.templates.picture_forms import PARTS, PictureForm
 from slipring.prompts.templates.probed_template import ModelTemplate
 from slipring.prompts.templates.template_engines import TemplateError
 from slipring.prompts.templates.template_renderer import TemplateRenderer
@@ -27,11 +29,29 @@ from slipring.prompts.tokenization.tokenizer import Vocabulary
 log = logging.getLogger("slipring")
 
 
+_PICTURE_TEXTS = {
+    "minicpmv": "(<image>./</image>)",
+    "minicpmo": "(<image>./</image>)",
+    "internvl_chat": "<image>",
+}
+"""What stands for a picture in the texts of models whose templates take no lists, by architecture."""
+
+
+def picture_forms(info: ModelInfo) -> Sequence[PictureForm]:
+    """The forms in which the template of a model that sees may take pictures."""
+    text = _PICTURE_TEXTS.get(info.family)
+    return PARTS if text is None else (*PARTS, PictureForm(text=text))
+
+
 def make_serving_renderer(
-    kind: str, options: RenderingOptions, info: ModelInfo, vocabulary: Vocabulary
+    kind: str,
+    options: RenderingOptions,
+    info: ModelInfo,
+    vocabulary: Vocabulary,
+    pictures: Sequence[PictureForm] = (),
 ) -> TemplateRenderer:
     """As ``make_renderer``, for an engine that will serve the model: logs if calls will not be understood."""
-    renderer = make_renderer(kind, options, info, vocabulary)
+    renderer = make_renderer(kind, options, info, vocabulary, pictures)
     if renderer.output_format.calls is None and not renderer.output_format.is_harmony:
         log.warning(
             "%s: no format of calls was found for the model, so its calls arrive as text (slipring inspect"
@@ -42,11 +62,16 @@ def make_serving_renderer(
 
 
 def make_renderer(
-    kind: str, options: RenderingOptions, info: ModelInfo, vocabulary: Vocabulary
+    kind: str,
+    options: RenderingOptions,
+    info: ModelInfo,
+    vocabulary: Vocabulary,
+    pictures: Sequence[PictureForm] = (),
 ) -> TemplateRenderer:
     """Make the renderer that the options name; without a name, the one that suits the model.
 
-    ``kind`` is the engine's, for messages. Raises ``StartupError``, and ``UnusableModel`` if the template is
+    ``kind`` is the engine's, for messages. ``pictures``: the forms in which a model that sees can be given
+    pictures. Raises ``StartupError``, and ``UnusableModel`` if the template is
     missing or cannot be used.
     """
     dialect = options.dialect
@@ -77,6 +102,7 @@ def make_renderer(
             variables=read_variables(kind, options),
             # Those two write no thoughts, and serve models that may think.
             keeps_thoughts=keeps_thoughts(kind, options) or builtin in (CHATML, LLAMA3),
+            pictures=pictures,
         )
     except TemplateError as error:
         raise UnusableModel(f"--engine {kind}: the model's chat template cannot be used: {error}") from None

@@ -124,6 +124,8 @@ class Piece(Struct):
     stop_id: int | None = None
     """The id that ended the answer, if one did."""
     cached_tokens: int | None = None
+    prompt_tokens: int | None = None
+    """What the server counts, pictures included."""
 
 
 def _merged(pieces: Sequence[Piece]) -> Piece | None:
@@ -140,6 +142,8 @@ def _merged(pieces: Sequence[Piece]) -> Piece | None:
             whole.reason, whole.stop_id = piece.reason, piece.stop_id
         if piece.cached_tokens is not None:
             whole.cached_tokens = piece.cached_tokens
+        if piece.prompt_tokens is not None:
+            whole.prompt_tokens = piece.prompt_tokens
     return whole
 
 
@@ -171,6 +175,7 @@ class TokenAnswer:
         self._prefilled = self._steered = False
         self._reason: Literal["stop", "length"] | None = None
         self._cached_tokens = 0
+        self._counted: int | None = None
 
     def take_all(self, pieces: Sequence[Piece]) -> list[Delta]:
         """Decode the pieces of one read. While a call is held back they yield no deltas, so they are merged
@@ -187,6 +192,8 @@ class TokenAnswer:
             self._reason = piece.reason
         if piece.cached_tokens is not None:
             self._cached_tokens = piece.cached_tokens
+        if piece.prompt_tokens is not None:
+            self._counted = piece.prompt_tokens
         if not self._generates or not piece.ids:
             return []
         # Hot path, once per token: what is usual is not a call of its own.
@@ -245,14 +252,17 @@ class TokenAnswer:
         has_answer = self._generates and (self._ids or not self._steered)
         reason: Literal["stop", "max_output_tokens", "steered"] = "steered" if self._steered else "stop"
         cut_off = self._generates and self._reason == "length"
+        # How many tokens pictures take, only the server knows.
+        counted = self._counted if sent.body.pictures else None
+        input_tokens = sent.total if counted is None else counted
         finished = Finished(
             reason="max_output_tokens" if cut_off else reason,
-            input_tokens=sent.total,
-            cached_tokens=min(self._cached_tokens, sent.total),
+            input_tokens=input_tokens,
+            cached_tokens=min(self._cached_tokens, input_tokens),
             output_tokens=len(self._ids),
             reasoning_tokens=min(self._decoder.thought_tokens, len(self._ids)),
             # Without output, the prompt that opens the model's turn is not part of the context.
-            position=rendering.with_answer(self._ids) if has_answer else rendering.context,
+            position=rendering.with_answer(self._ids, counted) if has_answer else rendering.context,
             context=rendering.context,
         )
         return [*(self._decoder.finish(cut_off=cut_off) if self._generates else []), finished]

@@ -48,7 +48,7 @@ from slipring.engines.scheduling.replica_schedules import ReplicaSchedules
 from slipring.engines.tokens.chain_ends import ChainEnds
 from slipring.engines.tokens.job_rendering import accepted, count, foresee, position_of, prefetch, render
 from slipring.engines.tokens.model_files import ModelInfo
-from slipring.engines.tokens.renderers import make_serving_renderer
+from slipring.engines.tokens.renderers import make_serving_renderer, picture_forms
 from slipring.engines.tokens.rendering_options import dialect_option, thinking_option, variables_option
 from slipring.engines.tokens.sampling import Sampling
 from slipring.engines.tokens.server_constraints import TRIED_TOKENS, ServerConstraints
@@ -86,6 +86,7 @@ class TokenServerOptions(UpstreamOptions):
     variables: str = variables_option()
     model: str = option("", "the model's name at the server; empty: the first that it serves")
     context: int = option(0, "tokens of context; 0: as many as the server reports")
+    images: str = option("auto", "whether the model sees pictures: auto (the server is asked), on or off")
     priorities: bool = option(
         False,
         "whether the server schedules by priority: turns of loops that run then go before the first turns of"
@@ -184,13 +185,18 @@ class TokenServer(RemoteEngine):
         served = self.served
         self.sampling = info.sampling
         # In a thread: it is CPU time, and may need the server's tokenizer.
+        forms = picture_forms(info) if await self._find_sight() else ()
         self.renderer = await asyncio.to_thread(
-            make_serving_renderer, self.name, self.options, info, vocabulary
+            make_serving_renderer, self.name, self.options, info, vocabulary, forms
         )
         model = Model(
             name=served.name,
             owner=self.name,
-            capabilities=Capabilities(logprobs=True, biased_ids=vocabulary.size or ANY_ID),
+            capabilities=Capabilities(
+                logprobs=True,
+                images=self.renderer.takes_pictures,
+                biased_ids=vocabulary.size or ANY_ID,
+            ),
             defaults=info.sampling.defaults(),
             context_tokens=served.context,
             rewrites_answers=self.renderer.rewrites_answers,
@@ -203,6 +209,23 @@ class TokenServer(RemoteEngine):
             self.schedule = ReplicaSchedules(rules, self.context_demoted, await self._count_replicas())
             self._admission.follow(self.schedule)
             self._loop_ends = ChainEnds(self._loop_ended)
+
+    async def _find_sight(self) -> bool:
+        """Whether the model sees pictures."""
+        images = self.options.images
+        if images not in ("auto", "on", "off"):
+            raise StartupError(
+                f"--engine {self.name}: option 'images' must be auto, on or off, not '{images}'"
+            )
+        return images == "on" or (images == "auto" and await self.sees())
+
+    async def sees(self) -> bool:
+        """Whether the server's model takes pictures, as far as the server tells."""
+        return False
+
+    def resent(self, job: Job, sent: Rendered) -> str | None:
+        """Why the server is sent all of a context in another form than its ids; None if it is not."""
+        return None
 
     async def _count_replicas(self) -> int:
         """How many replicas are behind the address, if that is a router which lists them."""
@@ -233,7 +256,7 @@ class TokenServer(RemoteEngine):
         limit = self._limit(job, sent)
         need = self._need(job, sent.total + min(limit, _EXPECTED_TOKENS))
         with self._admission.admission(job.tenant, need=need) as ticket:
-            await ticket.begin(accepted(job, self.renderer, rendering), emit)
+            await ticket.begin(accepted(job, self.renderer, rendering, self.resent(job, sent)), emit)
             if not sent.total:  # a warmup of an empty context, which servers refuse
                 await deliver(emit, [Finished("stop", 0, 0, 0, position=sent, context=sent)])
                 return
@@ -485,8 +508,11 @@ class JobExchange:
 
     async def attempt(self, emit: Emit, begin: Callable[[], None]) -> None:
         """Send the request once and emit its answer; ``begin`` is called when that begins."""
-        reader = TokenReader(self._job, self._request.read(), self._answer, emit, begin)
-        await self._server.attempt(self._request, reader, self.answered)
+        await self.send(self._request, emit, begin)
+
+    async def send(self, request: Request, emit: Emit, begin: Callable[[], None]) -> None:
+        reader = TokenReader(self._job, request.read(), self._answer, emit, begin)
+        await self._server.attempt(request, reader, self.answered)
 
     def keep(self, last: list[Delta]) -> None:
         """Keep what the next turn of the chain can use. Called with the last deltas of a complete answer."""

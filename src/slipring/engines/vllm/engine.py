@@ -36,14 +36,26 @@ from slipring.engines.tokens.remote_vocabulary import (
 from slipring.engines.tokens.server_constraints import is_newer
 from slipring.engines.tokens.session_server import Offer, SessionServer, SessionServerOptions
 from slipring.engines.tokens.sessions import Addressed, Protocol
-from slipring.engines.tokens.token_answer import Piece, PieceParser
+from slipring.engines.tokens.token_answer import Piece, PieceParser, TokenAnswer
 from slipring.engines.tokens.token_server import (
     Fault,
+    JobExchange,
     Request,
     Served,
     failure,
     read_options,
     reason_of,
+)
+from slipring.engines.vllm.pictured_requests import (
+    BY_CHAT,
+    BY_IDS,
+    RESENT,
+    PicturedExchange,
+    Way,
+    chat_pieces,
+    content_parts,
+    find_way,
+    sees,
 )
 from slipring.prompts.rendering import Rendered
 from slipring.prompts.tokenization.tokenizer import Vocabulary
@@ -95,8 +107,13 @@ class VllmEngine(SessionServer):
     def from_options(cls, text: str) -> "VllmEngine":
         return cls(read_options(cls.name, VllmOptions, text))
 
+    _way: Way = "chat"
+    """How it takes pictures, if its model sees. Set by ``start``."""
+
     async def start(self) -> None:
         await super().start()
+        if self.renderer.takes_pictures:
+            self._way = await find_way(self._upstream.client)
         if self.options.report_ends:
             self.chain_ends = ChainEnds(self._report_end)
 
@@ -125,7 +142,78 @@ class VllmEngine(SessionServer):
             ) from None
         return vocabulary, info
 
+    async def sees(self) -> bool:
+        return await sees(self._upstream.client, self.served.name)
+
+    def resent(self, job: Job, sent: Rendered) -> str | None:
+        return RESENT if sent.body.pictures and self._way == "chat" and job.parent is not None else None
+
+    def exchange(
+        self, job: Job, sent: Rendered, limit: int, constraint: Constraint | None, answer: TokenAnswer
+    ) -> JobExchange:
+        if not sent.body.pictures:
+            return super().exchange(job, sent, limit, constraint, answer)
+        return PicturedExchange(self, job, self._with_pictures(job, sent, constraint), answer)
+
+    def _with_pictures(self, job: Job, sent: Rendered, constraint: Constraint | None) -> list[Request]:
+        """The requests for a context with pictures, to be tried in order: the first has no data of pictures
+        that the server should know."""
+        settings, salt = job.settings, tenant_salt(job.tenant)
+        sampling: dict[str, Any] = {
+            "stop_token_ids": sorted(self.renderer.stop_ids()),
+            "skip_special_tokens": False,
+            "spaces_between_special_tokens": False,
+            **self._sampling(settings),
+        }
+        # The server knows how much room there is beside the pictures.
+        if not job.generate or settings.max_output_tokens is not None:
+            sampling["max_tokens"] = settings.max_output_tokens if job.generate else 1
+        if constraint is not None:
+            sampling["structured_outputs"] = _structured_outputs(constraint)
+        body: dict[str, Any] = {
+            "model": self.served.name,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "cache_salt": salt,
+        }
+        if self.options.priorities:
+            body["priority"] = 0 if job.generate else 1
+        headers = self._upstream.affinity_headers(job)
+        read = partial(_Parser, self, settings.top_logprobs)
+        wants_logprobs = settings.logprobs and job.generate
+        if self._way == "chat":
+            if wants_logprobs:
+                sampling |= {"logprobs": True, "top_logprobs": settings.top_logprobs}
+            return [
+                Request(
+                    BY_CHAT, chat_pieces(job, {**body, **sampling, "return_token_ids": True}), headers, read
+                )
+            ]
+        if wants_logprobs:
+            sampling["logprobs"] = settings.top_logprobs
+        sampling["detokenize"] = not self.renderer.vocabulary.is_local
+        body |= {
+            "sampling_params": sampling,
+            "output_mode": "tokens" if self.renderer.vocabulary.is_local else "text",
+        }
+        whole, lean = content_parts(job, sent, salt)
+        return [
+            Request(
+                BY_IDS,
+                spliced(
+                    b'{"token_ids":[',
+                    sent.json_pieces(),
+                    b"]," + wire.encode({**body, "content_parts": parts})[1:],
+                ),
+                headers,
+                read,
+            )
+            for parts in ([whole] if lean == whole else [lean, whole])
+        ]
+
     def write(self, job: Job, sent: Rendered, limit: int, constraint: Constraint | None) -> Request:
+        if sent.body.pictures:
+            return self._with_pictures(job, sent, constraint)[-1]
         body: dict[str, Any] = {
             "model": self.served.name,
             "stream": True,
@@ -251,14 +339,32 @@ class _SessionLimits(Struct):
     """Why a turn with settings of its own has to be sent whole, if so."""
 
 
+class _NamedLogprob(Struct):
+    """A token by its id, or by its text."""
+
+    logprob: float
+    token_id: int | None = None
+    token: str = ""
+    top_logprobs: list["_NamedLogprob"] = []
+
+
 class _Logprobs(Struct):
     tokens: list[str] = []
     token_logprobs: list[float | None] = []
     top_logprobs: list[dict[str, float] | None] = []
+    content: list[_NamedLogprob] | None = None
+    """Of requests with pictures, instead of the other fields."""
+
+
+class _ChatDelta(Struct):
+    role: str | None = None
+    content: str | None = None
 
 
 class _Choice(Struct):
     text: str = ""
+    delta: _ChatDelta | None = None
+    """Of the chat endpoint."""
     token_ids: list[int] | None = None
     logprobs: _Logprobs | None = None
     finish_reason: str | None = None
@@ -270,6 +376,7 @@ class _Details(Struct):
 
 
 class _Usage(Struct):
+    prompt_tokens: int | None = None
     prompt_tokens_details: _Details | None = None
 
 
@@ -298,13 +405,17 @@ class _Parser(PieceParser):
             raise failure(chunk.error)
         details = chunk.usage.prompt_tokens_details if chunk.usage is not None else None
         cached_tokens = details.cached_tokens if details is not None else None
+        prompt_tokens = chunk.usage.prompt_tokens if chunk.usage is not None else None
         if not chunk.choices:
-            return Piece(cached_tokens=cached_tokens)
+            return Piece(cached_tokens=cached_tokens, prompt_tokens=prompt_tokens)
         choice = chunk.choices[0]
         ids = choice.token_ids
+        if ids is None and choice.delta is not None and choice.delta.role is not None:
+            ids = []  # the chat endpoint announces its answer
         if ids is None:
             raise ServerError(f"The engine does not return token ids: vLLM {_OLDEST} or newer is needed.")
-        piece = Piece(ids, choice.text, cached_tokens=cached_tokens)
+        text = choice.text if choice.delta is None else choice.delta.content or ""
+        piece = Piece(ids, text, cached_tokens=cached_tokens, prompt_tokens=prompt_tokens)
         if choice.logprobs is not None:
             piece.logprobs = self._logprobs(choice.logprobs, len(ids))
         if choice.finish_reason is not None:
@@ -315,6 +426,8 @@ class _Parser(PieceParser):
         return piece
 
     def _logprobs(self, sent: _Logprobs, count: int) -> list[Logprob]:
+        if sent.content is not None:
+            return list(map(self._pictured_logprob, sent.content))
         if not len(sent.tokens) == len(sent.token_logprobs) == len(sent.top_logprobs) == count:
             raise ServerError("The engine's answer cannot be read.")
         found = []
@@ -325,6 +438,15 @@ class _Parser(PieceParser):
             likely = [self._named(*other) for other in others]
             found.append(Logprob(this.token, this.logprob, this.bytes, likely))
         return found
+
+    def _pictured_logprob(self, sent: _NamedLogprob) -> Logprob:
+        this = self._found(sent)
+        likely = [self._found(each) for each in sent.top_logprobs[: self._top_logprobs]]
+        return Logprob(this.token, this.logprob, this.bytes, likely)
+
+    def _found(self, sent: _NamedLogprob) -> TopLogprob:
+        name = sent.token if sent.token_id is None else f"{_AS_ID}{sent.token_id}"
+        return self._named(name, sent.logprob)
 
     def _named(self, token: str, logprob: float) -> TopLogprob:
         id = token.removeprefix(_AS_ID)

@@ -19,19 +19,29 @@ from slipring.base.errors import InvalidRequest
 from slipring.core.chain.head import Head
 from slipring.prompts.parsing.call_writer import Call, answer_pieces
 from slipring.prompts.parsing.output_format import OutputFormat
+from slipring.prompts.templates.picture_forms import (
+    PictureForm,
+    Role,
+    picture_mark,
+    unmarked,
+    written_content,
+)
 from slipring.prompts.tool_definitions import describe, describe_format, describe_found, flat_name
 from slipring.protocol.items import (
     AdditionalTools,
     CallOutput,
     CustomToolCall,
     FunctionCall,
+    InputImage,
     Item,
     LoadedTools,
     Message,
+    Part,
     Reasoning,
     plain_text,
     short_id,
 )
+from slipring.protocol.pictures.item_pictures import Picture, pictures
 from slipring.protocol.requests import TextFormat
 from slipring.protocol.tools import CallableTool, Toolset
 
@@ -85,8 +95,9 @@ class ChatCall(Struct, frozen=True):
 class ChatMessage(Struct, frozen=True, kw_only=True):
     """One message of a conversation."""
 
-    role: Literal["system", "user", "assistant", "tool"]
+    role: Role
     content: str = ""
+    """With the marks of pictures: see ``picture_forms``."""
     thoughts: str = ""
     calls: tuple[ChatCall, ...] = ()
     call_id: str = ""
@@ -100,7 +111,11 @@ class ChatMessage(Struct, frozen=True, kw_only=True):
     ) -> Dict:
         """Return a new dict for a template, which may change it. ``text`` and ``value`` are applied to all
         strings and JSON values that come from clients or models."""
-        message: Dict = {"role": self.role, "content": text(self.content)}
+        content = written_content(self.content, text, fields.picture)
+        message: Dict = {
+            "role": self.role,
+            "content": YieldingList(content) if isinstance(content, list) else content,
+        }
         if self.thoughts and fields.thought_blocks:
             message["content"] = YieldingList([{"type": "thinking", "thinking": text(self.thoughts)}])
             if self.content:
@@ -150,6 +165,8 @@ class MessageFields(Struct, frozen=True, kw_only=True):
     """The content of a message without text is null, if it has calls."""
     calls_as_text: OutputFormat | None = None
     """Calls are a part of the content, in this format, because the template does not write them."""
+    picture: PictureForm | None = None
+    """How it takes pictures; None: not at all."""
 
     def arguments(self, call: ChatCall, value: Callable[[Any], Any]) -> Any:
         if self.text_arguments and not isinstance(call.arguments, str):
@@ -187,6 +204,8 @@ class MessageBuilder:
         thoughts: int = 0,
     ) -> None:
         self.messages: list[ChatMessage] = []
+        self.pictures: list[Picture] = []
+        """Of the messages: the marks in their texts number these."""
         self.thoughts = thoughts
         """How many reasoning items there are up to here."""
         self.earlier_thoughts = 0
@@ -205,7 +224,7 @@ class MessageBuilder:
         for item in items:
             body = item.body()
             if isinstance(body, Message):
-                self._add_message(body)
+                self._add_message(body, self._text(body.content, item))
             elif isinstance(body, Reasoning):
                 if thought := body.thought:
                     numbers = (self.thoughts,)
@@ -218,18 +237,32 @@ class MessageBuilder:
             elif isinstance(body, CustomToolCall):
                 self._add_call(body, {"input": body.input})
             elif isinstance(body, CallOutput):
-                self._add_output(body)
+                self._add_output(body, self._text(body.output, item))
             elif isinstance(body, AdditionalTools):
                 self.earlier_thoughts = self.thoughts
                 lines = [describe(tool) for tool in Toolset.brought(body.tools).callables]
-                self.messages.append(ChatMessage(role="system", content="\n".join((_ADDED_TOOLS, *lines))))
+                self.messages.append(
+                    ChatMessage(role="system", content=unmarked("\n".join((_ADDED_TOOLS, *lines))))
+                )
         self.messages = _merge_assistant(self.messages)
         if not self._text_before_calls:
             self.messages = [_text_as_thought(each) if each.calls else each for each in self.messages]
         return self
 
-    def _add_message(self, message: Message) -> None:
-        text = plain_text(message.content)
+    def _text(self, content: str | list[Part], item: Item) -> str:
+        """The text of a content, with a mark for each picture."""
+        found = pictures(item)
+        if not found:
+            return unmarked(plain_text(content))
+        assert isinstance(content, list), "only parts hold pictures"
+        numbers = iter(range(len(self.pictures), len(self.pictures) + len(found)))
+        self.pictures += found
+        return "".join(
+            picture_mark(next(numbers)) if isinstance(part, InputImage) else unmarked(plain_text([part]))
+            for part in content
+        )
+
+    def _add_message(self, message: Message, text: str) -> None:
         if message.role == "assistant":
             self.messages.append(ChatMessage(role="assistant", content=text))
         else:
@@ -243,9 +276,9 @@ class MessageBuilder:
         self._pending[call.call_id] = PendingCall(name, id)
         self.messages.append(ChatMessage(role="assistant", calls=(ChatCall(id, name, arguments),)))
 
-    def _add_output(self, output: CallOutput) -> None:
+    def _add_output(self, output: CallOutput, written: str) -> None:
         call = self._pending.pop(output.call_id, None) or PendingCall("", short_id(output.call_id))
-        text = describe_found(output) if isinstance(output, LoadedTools) else plain_text(output.output)
+        text = unmarked(describe_found(output)) if isinstance(output, LoadedTools) else written
         self.messages.append(ChatMessage(role="tool", content=text, call_id=call.id, name=call.name))
 
     def _next_id(self, call_id: str, name: str) -> str:
@@ -317,7 +350,7 @@ def head_messages(head: Head, format: TextFormat, tools: str = "") -> list[ChatM
         parts.append(tools)
     if format.kind != "text":
         parts.append(describe_format(format))
-    return [ChatMessage(role="system", content="\n\n".join(parts))] if parts else []
+    return [ChatMessage(role="system", content=unmarked("\n\n".join(parts)))] if parts else []
 
 
 def template_tools(tools: Iterable[CallableTool]) -> list[Dict]:

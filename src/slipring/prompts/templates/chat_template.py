@@ -44,6 +44,8 @@ class ChatTemplate:
         today: SupportsStrftime | None = None,
     ) -> None:
         self.source = source
+        self.text_parts = False
+        """Whether it takes the content of messages as lists of parts only."""
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         try:
             self._jinja2 = Jinja2Template(source, today)
@@ -76,7 +78,7 @@ class ChatTemplate:
         values = {
             **variables,
             **self._tokens,
-            "messages": YieldingList(messages),
+            "messages": YieldingList(map(_in_parts, messages) if self.text_parts else messages),
             "tools": YieldingList(tools) if tools else self._no_tools,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
@@ -91,6 +93,12 @@ class ChatTemplate:
         except TemplateFailed as error:
             reason = _first_line(error)
             raise InvalidRequest(f"The model's template cannot write this conversation: {reason}") from None
+
+    def compare(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        """Let Jinja2 run the template if minijinja does not write these messages like it."""
+        probe = {"messages": messages, "tools": self._no_tools, "add_generation_prompt": True}
+        if self._minijinja is not None and not self._agree(self._minijinja, probe):
+            self._minijinja = None
 
     def _render(self, values: dict[str, Any]) -> str:
         if self._minijinja is not None:
@@ -135,6 +143,14 @@ class ChatTemplate:
             return False
         except TemplateFailed:
             return None
+
+
+def _in_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message whose content is a list."""
+    content = message.get("content")
+    if not isinstance(content, str):
+        return message
+    return {**message, "content": YieldingList([{"type": "text", "text": content}])}
 
 
 def _first_line(error: Exception) -> str:

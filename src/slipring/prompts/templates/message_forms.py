@@ -11,6 +11,7 @@ from itertools import groupby
 from msgspec import Struct, structs
 
 from slipring.prompts.templates.chat_messages import ChatCall, ChatMessage
+from slipring.prompts.templates.picture_forms import MOVED, PICTURE_ROLES, Role, has_marks, moved_marks
 
 Write = Callable[[Sequence[ChatMessage]], str | None]
 """Writes messages with a template; None if the template refuses them."""
@@ -42,9 +43,13 @@ class MessageForms(Struct, frozen=True, kw_only=True):
     """A user message after outputs, without an answer between them."""
     reply: str = ""
     """The text of the answer that is put between them otherwise."""
+    pictured: tuple[Role, ...] = PICTURE_ROLES
+    """The roles of messages that may have pictures."""
 
     def adapt(self, messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
-        """Bring messages into forms that the template accepts. Every text is kept."""
+        """Bring messages into forms that the template accepts. Every text and picture is kept."""
+        if any(each.role not in self.pictured and has_marks(each.content) for each in messages):
+            messages = self._move_pictures(messages)
         if not self.several_calls:
             messages = _one_call_each(messages)
         if not self.outputs:
@@ -56,6 +61,22 @@ class MessageForms(Struct, frozen=True, kw_only=True):
         if self.user_after_outputs:
             return messages
         return _reply_to_outputs(messages, ChatMessage(role="assistant", content=self.reply))
+
+    def _move_pictures(self, messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+        """Put pictures that stand in other messages, such as outputs, into a message of the user after it, or
+        after the last of several outputs."""
+        moved: list[ChatMessage] = []
+        waiting = ""
+        for message in messages:
+            if waiting and message.role != "tool":
+                moved.append(ChatMessage(role="user", content=MOVED + waiting))
+                waiting = ""
+            if message.role not in self.pictured:
+                text, marks = moved_marks(message.content)
+                message = structs.replace(message, content=text) if marks else message
+                waiting += marks
+            moved.append(message)
+        return [*moved, ChatMessage(role="user", content=MOVED + waiting)] if waiting else moved
 
     def _adapt_systems(self, messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
         count = 0

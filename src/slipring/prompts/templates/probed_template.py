@@ -25,6 +25,7 @@ from slipring.prompts.templates.chat_template import NO_VARIABLES, ChatTemplate,
 from slipring.prompts.templates.detection.format_detection import detect_format
 from slipring.prompts.templates.detection.text_comparison import common_prefix
 from slipring.prompts.templates.message_forms import ACCEPTS_ALL, MessageForms, find_forms
+from slipring.prompts.templates.picture_forms import PICTURE_ROLES, PictureForm, Role, picture_mark
 from slipring.prompts.templates.stand_ins import (
     ALL_PLACEHOLDERS,
     ANSWERED,
@@ -77,6 +78,7 @@ class ProbedTemplate:
         today: SupportsStrftime | None,
         variables: Variables,
         keeps_thoughts: bool,
+        pictures: Sequence[PictureForm] = (),
     ) -> None:
         self.template = ChatTemplate(
             model.source, bos_token=model.bos_token, eos_token=model.eos_token, today=today
@@ -101,6 +103,12 @@ class ProbedTemplate:
         if not detected.writes_tools and not detected.writes_calls:
             forms = structs.replace(forms, outputs=False)  # Hermes' form for these as well
         self._form = structs.replace(self._form, forms=forms)
+        self.picture = self._find_picture_form(pictures)
+        """How it takes pictures; None if it takes none."""
+        if self.picture is not None:
+            fields = structs.replace(fields, picture=self.picture)
+            forms = structs.replace(forms, pictured=self.picture.roles)
+            self._form = structs.replace(self._form, fields=fields, forms=forms)
         self.eos_token = model.eos_token
         named = self._control_ids((model.eos_token, *self.output_format.stops))
         self.stop_ids = frozenset(named.union(model.stop_ids))
@@ -157,6 +165,67 @@ class ProbedTemplate:
                 for messages in ([QUESTION], EARLIER_ANSWERS)
             )
         return self._effort_changes[change]
+
+    def _find_picture_form(self, forms: Sequence[PictureForm]) -> PictureForm | None:
+        """The first form in which the template writes a picture of the user, with all roles in which it does;
+        None if there is none."""
+        plain = self._form
+        for form in forms:
+            fields = structs.replace(plain.fields, picture=form)
+            self._form = structs.replace(plain, fields=fields)
+            written: dict[Role, int | str] = {}
+            for role in PICTURE_ROLES:
+                found = self._written_picture(role)
+                if found is not None and found == written.get("user", found):
+                    written[role] = found
+            self._form = plain
+            if "user" in written and form.part is not None:
+                parts = [{"type": "text", "text": "?"}, {**form.part}, {"type": "text", "text": " "}]
+                self.template.compare([{"role": "user", "content": parts}])
+            if "user" in written:
+                id = written["user"]
+                self._form = structs.replace(plain, fields=fields)
+                numbered = self._numbers_pictures()
+                self._form = plain
+                return structs.replace(
+                    form,
+                    id=id if isinstance(id, int) else None,
+                    are_numbered=numbered,
+                    roles=tuple(written),
+                )
+        return None
+
+    def _written_picture(self, role: Role) -> int | str | None:
+        """What the template writes for a picture in a message of this role: a mark, or the id of a control
+        token; None if it writes nothing that can be found, or not the texts beside it."""
+        question, called, output = CALLED
+        before, after = "((before it))", "((after it))"
+
+        def written(text: str) -> str | None:
+            if role == "tool":
+                return self._written([question, called, structs.replace(output, content=text)])
+            message = ChatMessage(role=role, content=text)
+            return self._written([message] if role == "user" else [message, question])
+
+        shown, plain = written(before + picture_mark(0) + after), written(before + after)
+        if shown is None or plain is None or before not in shown or after not in shown:
+            return None
+        if shown.count(picture_mark(0)) == 1:
+            return picture_mark(0)
+        ids, others = (
+            [each for each in self._finder.split(text) if isinstance(each, int)] for text in (shown, plain)
+        )
+        added = (id for id in ids if ids.count(id) == others.count(id) + 1)
+        return next(added, None)
+
+    def _numbers_pictures(self) -> bool:
+        """Whether the template writes another text for a picture after one in an earlier message."""
+        question, answer, following = ANSWERED
+        last = structs.replace(following, content=picture_mark(1))
+        seen = structs.replace(question, content=question.content + picture_mark(0))
+        texts = (self._written((before, answer, last)) or "" for before in (question, seen))
+        one, other = (text.rpartition(TEXT_PLACEHOLDER)[2] for text in texts)
+        return one != other
 
     def _finds_numbers(self) -> Literal["all", "first", ""]:
         """Whether the template writes another text for a call, or for its output, after other calls: for each
@@ -302,11 +371,28 @@ class ProbedTemplate:
         return bool(self.output_format.think_close) and not (is_off and switches.can_be_off)
 
     def _require_user_message(self) -> None:
-        question = [{"role": "user", "content": "?"}]
         try:
-            self.template.render(question, add_generation_prompt=True, variables=self._variables)
+            text = self._user_message("?")
         except InvalidRequest as error:
-            raise TemplateError(f"The chat template cannot render a user message: {error.message}") from None
+            if not self._takes_parts_only():
+                reason = f"The chat template cannot render a user message: {error.message}"
+                raise TemplateError(reason) from None
+            return
+        if text == self._user_message("!"):
+            self._takes_parts_only()
+
+    def _takes_parts_only(self) -> bool:
+        """Whether the template writes contents that are lists, and no text. If so, texts become lists."""
+        self.template.text_parts = True
+        try:
+            self.template.text_parts = self._user_message("?") != self._user_message("!")
+        except InvalidRequest:
+            self.template.text_parts = False
+        return self.template.text_parts
+
+    def _user_message(self, text: str) -> str:
+        question = [{"role": "user", "content": text}]
+        return self.template.render(question, add_generation_prompt=True, variables=self._variables)
 
     def _render_probe(
         self,

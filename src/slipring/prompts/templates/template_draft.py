@@ -6,16 +6,20 @@ from typing import Any
 
 from msgspec import Struct, structs
 
+from slipring.base.errors import InvalidRequest
+from slipring.core.token_estimates import estimated_picture_tokens
 from slipring.prompts.chain_choices import EMPTY_THOUGHTS, WHITE_SPACE, ChainChoice
 from slipring.prompts.parsing.output_format import OutputFormat
-from slipring.prompts.rendering import CannotAppend
+from slipring.prompts.rendering import CannotAppend, PlacedPicture, picture_id
 from slipring.prompts.templates.chat_messages import ChatMessage, MessageFields
 from slipring.prompts.templates.chat_template import ChatTemplate, Variables
 from slipring.prompts.templates.message_forms import MessageForms
+from slipring.prompts.templates.picture_forms import split_marks
 from slipring.prompts.templates.stand_ins import ALL_PLACEHOLDERS, THOUGHT_PLACEHOLDER
 from slipring.prompts.tokenization.control_token_guard import ControlTokenFinder, ControlTokenGuard
 from slipring.prompts.tokenization.token_budget import BudgetedEncoder
 from slipring.protocol import wire
+from slipring.protocol.pictures.item_pictures import Picture
 
 REWRITES_EARLIER = "the template rewrites earlier turns"
 NO_BOUNDARY = "the template's parts do not meet at a control token"
@@ -115,6 +119,33 @@ class Draft:
             else:
                 ids += self._encoder.encode(piece)
         return ids
+
+    def placed(self, text: str, pictures: Sequence[Picture]) -> tuple[list[int], list[PlacedPicture]]:
+        """Encode rendered text that has pictures, and find the ids that stand for these. Raises
+        ``InvalidRequest`` if the template has not written each of them once, in their order."""
+        form, encoder = self._form.fields.picture, self._encoder
+        assert form is not None, "pictures for a model that cannot see are refused"
+        ids: list[int] = []
+        numbers: list[int] = []
+        places: list[int] = []
+        for piece in self.guard.mend(self._finder.split(text)):
+            for part in split_marks(piece) if isinstance(piece, str) and form.id is None else [piece]:
+                if isinstance(part, str):
+                    ids += encoder.encode(part)
+                    continue
+                if piece is not part or part == form.id:
+                    numbers.append(part if form.id is None else len(numbers))
+                    places.append(len(ids))
+                ids.append(part)
+                encoder.spend(1)
+        if numbers != list(range(len(pictures))):
+            raise InvalidRequest("The model's template does not write the pictures of this conversation.")
+        placed: list[PlacedPicture] = []
+        for at, picture in zip(places, pictures, strict=True):
+            placed.append(PlacedPicture(at, picture.digest, estimated_picture_tokens(picture)))
+            if form.id is None:
+                ids[at] = picture_id(picture.digest)
+        return ids, placed
 
     def kept(self, start: str, written: str) -> Set[ChainChoice] | None:
         """What a chain keeps if it begins with ``start`` where the template now writes ``written``; None if

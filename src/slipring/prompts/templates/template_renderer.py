@@ -27,6 +27,7 @@ from slipring.prompts.templates.chat_messages import (
     template_tools,
 )
 from slipring.prompts.templates.chat_template import NO_VARIABLES, Variables
+from slipring.prompts.templates.picture_forms import INLINE, PictureForm
 from slipring.prompts.templates.probed_template import ModelTemplate, ProbedTemplate, ThoughtsKept
 from slipring.prompts.templates.stand_ins import (
     LAST_CALL_PLACEHOLDER,
@@ -47,6 +48,7 @@ from slipring.prompts.tokenization.tokenizer import Vocabulary
 from slipring.prompts.tool_definitions import tool_instructions
 from slipring.protocol import wire
 from slipring.protocol.items import CustomToolCall, FunctionCall, Item
+from slipring.protocol.pictures.item_pictures import Picture
 
 HEAD_CHANGED = "the head changed"
 EFFORT_CHANGED = (
@@ -100,17 +102,26 @@ class TemplateRenderer(Renderer):
         today: SupportsStrftime | None = None,
         variables: Variables = NO_VARIABLES,
         keeps_thoughts: bool = False,
+        pictures: Sequence[PictureForm] = (),
     ) -> None:
         """``variables``: further variables of the template, which win over those that an effort sets.
-        ``keeps_thoughts``: earlier thoughts stay in the context where the template would drop them."""
+        ``keeps_thoughts``: earlier thoughts stay in the context where the template would drop them.
+        ``pictures``: the forms in which pictures may be given to it, if the model can see."""
         day = today.strftime("%Y-%m-%d") if today is not None else ""
         parts = (model.source, model.bos_token, model.eos_token, day, wire.encode(variables).decode())
         digest = hashlib.sha256("\0".join(parts).encode())
-        super().__init__(f"template {digest.hexdigest()[:12]}", vocabulary)
+        inline = " inline" if INLINE in pictures else ""  # ids that stand for pictures are no tokens
+        super().__init__(f"template {digest.hexdigest()[:12]}{inline}", vocabulary)
         self.model = model
         self.probed = probed = ProbedTemplate(
-            model, vocabulary, today=today, variables=variables, keeps_thoughts=keeps_thoughts
+            model,
+            vocabulary,
+            today=today,
+            variables=variables,
+            keeps_thoughts=keeps_thoughts,
+            pictures=pictures,
         )
+        self.takes_pictures = probed.picture is not None
         self.template, self.detected, self.forms = probed.template, probed.detected, probed.forms
         self.output_format, self.efforts = probed.output_format, probed.efforts
         self.chain_choices, self.rewrites_answers = probed.chain_choices, probed.rewrites_answers
@@ -145,15 +156,15 @@ class TemplateRenderer(Renderer):
         prompt = draft.rest(text, opened)
         if prompt is None:
             tail = self._tail(messages, builder, None, opened, settings)
-            ids = draft.ids(opened)
+            text = opened
         else:
             tail = self._tail(messages, builder, draft.ids(prompt), prompt, settings)
-            ids = draft.ids(text)
+        ids, placed = draft.placed(text, builder.pictures) if builder.pictures else (draft.ids(text), ())
         if builder.thoughts:
             unwritten = ranges_of(draft.unwritten_thoughts(messages, opened))
             thoughts = (builder.thoughts, builder.earlier_thoughts)
             tail = structs.replace(tail, unwritten=unwritten or UNSET, thoughts=thoughts)
-        return Rendered(self._writer, Preface(head, format), empty(tail)).then(ids, tail)
+        return Rendered(self._writer, Preface(head, format), empty(tail)).then(ids, tail, placed)
 
     def append(self, position: Rendered, job: Job, encoder: BudgetedEncoder) -> Rendered:
         tail, settings = _tail(position), job.settings
@@ -188,7 +199,22 @@ class TemplateRenderer(Renderer):
             thoughts = (builder.thoughts, earlier_thoughts)
             unwritten = joined(tail.unwritten or (), ranges_of(draft.unwritten_thoughts(messages, text)))
             new_tail = structs.replace(new_tail, unwritten=unwritten or UNSET, thoughts=thoughts)
+        if builder.pictures:
+            return self._append_pictures(position, draft, text, builder.pictures, new_tail)
         return position.then(draft.ids(text), new_tail)
+
+    def _append_pictures(
+        self, position: Rendered, draft: Draft, text: str, pictures: Sequence[Picture], tail: Tail
+    ) -> Rendered:
+        """Append a text that has pictures."""
+        form = self.probed.picture
+        if form is not None and form.are_numbered and position.body.pictures:
+            raise CannotAppend(REWRITES_EARLIER)
+        try:
+            ids, placed = draft.placed(text, pictures)
+        except InvalidRequest:
+            raise CannotAppend(REFUSES_PART) from None
+        return position.then(ids, tail, placed)
 
     def _require_same_history(self, position: Rendered, job: Job, *, has_tools: bool) -> None:
         """Raise ``CannotAppend`` if a job wants another beginning, or other earlier answers, than the tokens

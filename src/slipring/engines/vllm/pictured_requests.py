@@ -1,0 +1,118 @@
+"""Requests with pictures to a vLLM server.
+
+A server that was started with ``--enable-scale-out`` takes them beside ids, which have one placeholder for
+each picture. It keeps pictures by their names: those of earlier turns are named, and not sent again unless
+the server has dropped them. Any other server takes them by its chat endpoint, which renders all messages.
+"""
+
+import base64
+import hashlib
+import struct
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from msgspec import Raw
+
+from slipring.base.errors import InvalidRequest, ServerError
+from slipring.core.generation import Emit, Job
+from slipring.engines.chat.messages import Writer
+from slipring.engines.chat.request_body import EMPTY, offered_tools, toolbox
+from slipring.engines.remote.http_client import HttpClient, spliced
+from slipring.engines.remote.http_failures import BadStatus, HttpFailure
+from slipring.engines.tokens.job_rendering import data_urls, position_of
+from slipring.engines.tokens.token_answer import TokenAnswer
+from slipring.engines.tokens.token_server import JobExchange, Request, TokenServer
+from slipring.prompts.rendering import Rendered
+from slipring.protocol import wire
+
+BY_IDS, BY_CHAT = "/inference/v1/generate", "/v1/chat/completions"
+RESENT = "the server takes pictures by its chat endpoint only: all messages are sent again"
+Way = Literal["ids", "chat"]
+_ABSENT = (404, 405, 501)
+
+
+async def sees(client: HttpClient, model: str) -> bool:
+    """Whether a server's model takes pictures: whether it tokenizes a message with one."""
+    part = {"type": "image_url", "image_url": {"url": _grey_square()}}
+    asked = {"model": model, "messages": [{"role": "user", "content": [part]}]}
+    try:
+        await client.query("/tokenize", [wire.encode(asked)])
+    except HttpFailure:
+        return False
+    return True
+
+
+async def find_way(client: HttpClient) -> Way:
+    """How a server takes pictures."""
+    try:
+        await client.query(BY_IDS, [b"{}"])
+    except BadStatus as error:
+        return "chat" if error.status in _ABSENT else "ids"
+    except HttpFailure:
+        return "chat"
+    return "ids"
+
+
+def content_parts(job: Job, sent: Rendered, salt: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The pictures of a context with their data, and the same without the data of those that its parent
+    has. Their names differ by tenant: a server that knows a picture answers sooner."""
+    parent = position_of(job)
+    known = frozenset(parent.digests()) if parent is not None else frozenset[str]()
+    whole, lean = [], []
+    for digest, url in zip(sent.digests(), data_urls(job, sent), strict=True):
+        name = hashlib.blake2b(f"{salt}{digest}".encode(), digest_size=32).hexdigest()
+        part = {"type": "image_url", "url": url, "uuid": name}
+        whole.append(part)
+        lean.append({**part, "url": None} if digest in known else part)
+    return whole, lean
+
+
+def chat_pieces(job: Job, fields: dict[str, Any]) -> list[bytes]:
+    """The body of a request to the chat endpoint. The server's parsers of calls are left out: the answer is
+    read by its ids."""
+    messages = Writer().extend(None, tuple(job.context())).json()
+    if job.head.instructions is not None:
+        messages.insert(0, b'{"role":"system","content":' + bytes(job.head.instructions_json) + b"}")
+    box = toolbox(offered_tools(job.offer), EMPTY)
+    if box.tools:
+        fields = {**fields, "tools": Raw(box.json), "tool_choice": "none"}
+    return spliced(b'{"messages":[', messages, b"]," + wire.encode(fields)[1:])
+
+
+class PicturedExchange(JobExchange):
+    """Names the pictures that the server should know; sends all of them if it does not."""
+
+    def __init__(
+        self, server: TokenServer, job: Job, requests: Sequence[Request], answer: TokenAnswer
+    ) -> None:
+        """``requests``: those to try in order. The last has everything."""
+        *self._lean, whole = requests
+        super().__init__(server, job, whole, answer)
+
+    async def attempt(self, emit: Emit, begin: Callable[[], None]) -> None:
+        while self._lean:
+            lean = self._lean.pop()
+            try:
+                await self.send(lean, emit, begin)
+                return
+            except (InvalidRequest, ServerError):
+                if self._answer.has_begun:
+                    raise
+        await super().attempt(emit, begin)
+
+
+def _grey_square() -> str:
+    """A picture that every processor takes."""
+    side = 64
+    rows = (b"\x00" + b"\x80" * side) * side
+    chunks = (
+        (b"IHDR", struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0)),
+        (b"IDAT", zlib.compress(rows)),
+        (b"IEND", b""),
+    )
+    data = b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+        for kind, body in chunks
+    )
+    return f"data:image/png;base64,{base64.b64encode(data).decode()}"
