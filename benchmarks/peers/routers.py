@@ -228,7 +228,9 @@ class Stage:
         async with asyncio.timeout(120):
             while True:
                 workers = await self.workers()
-                if holds({each["url"] for each in workers if each.get("is_healthy", True)}):
+                # smg lists servers as healthy that it does not choose yet.
+                there = [each for each in workers if each.get("status", "ready") == "ready"]
+                if holds({each["url"] for each in there if each.get("is_healthy", True)}):
                     return
                 await asyncio.sleep(0.3)
 
