@@ -219,6 +219,14 @@ class TokenServer(RemoteEngine):
         """Whether the server's model takes pictures, as far as the server tells."""
         return False
 
+    async def picture_use(self) -> str:
+        """How pictures get to the model, in one line. Called after ``connect``."""
+        return await self.picture_way() if await self._find_sight() else "none: the model does not see"
+
+    async def picture_way(self) -> str:
+        """How pictures get to a model that sees, in one line."""
+        return "beside ids, all of them in each turn"
+
     def resent(self, job: Job, sent: Rendered) -> str | None:
         """Why the server is sent all of a context in another form than its ids; None if it is not."""
         return None
