@@ -35,6 +35,10 @@ class Unsettled(FakeVllmWithSessions):
     whole = "vLLM 9.9.9 was not tested with them"
 
 
+class Drafting(FakeVllmWithSessions):
+    takes_seeds = False
+
+
 class Older(FakeVllmWithSessions):
     def told(self) -> dict[str, Any]:
         return {"most_sessions": 1, "most_tokens": 1000}
@@ -73,6 +77,7 @@ async def told(server: Running) -> Any:
             " probabilities are sent whole: vLLM 9.9.9 was not tested with them",
             True,
         ),
+        (Drafting, {}, "used, but turns with seeds are sent whole: tokens are drafted", False),
         (Sglang, {}, "used", False),
         (FakeSglang, {}, NO_FLAG, False),
         (

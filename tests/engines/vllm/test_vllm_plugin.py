@@ -288,7 +288,8 @@ async def test_there_are_as_many_sessions_as_half_of_the_requests(vllm: Vllm) ->
     engine = {"vllm": "0.32.0", "drafts": "", "data_parallel_ranks": 1, "api_processes": 1}
     engine |= {"transfers_kv": False, "has_state": False, "scheduler": ""}
     engine |= {"kv_tokens": 1600, "most_requests": 4, "longest_request": 1000}
-    limits = {"most_sessions": 2, "most_tokens": 600, "refused": "", "whole": "", "engine": engine}
+    limits = {"most_sessions": 2, "most_tokens": 600, "refused": "", "whole": "", "takes_seeds": True}
+    limits["engine"] = engine
     assert (await vllm.get(PATH)).json() == {**limits, "sessions": 0, "tokens": 0}
     statuses = [(await vllm.post(PATH, turn(session=name))).status for name in "abc"]
     assert statuses == [200, 200, 400]
@@ -412,6 +413,10 @@ def test_drafted_tokens_are_right_where_it_was_tested(version: str, is_right: bo
     drafting = SimpleNamespace(method="ngram")
     limits = limits_of(EngineFacts.of(config(speculative_config=drafting), version))
     assert (limits.sessions > 0) is is_right
+    if is_right:
+        sessions = Sessions(limits, lambda turn, inputs: None)
+        with pytest.raises(TurnRefused, match="seed where tokens are drafted"):
+            sessions.begin(Turn("s", 0, [1], Sampling(max_tokens=1, seed=1)), lambda turn: None)
 
 
 @pytest.mark.parametrize(

@@ -237,6 +237,8 @@ class VllmEngine(SessionServer):
 
     def takes_session(self, job: Job, constraint: Constraint | None) -> bool:
         settings = job.settings
+        if settings.seed is not None and job.generate and not self.offer.takes_seeds:
+            return False
         has_own = (
             constraint is not None or settings.seed is not None or settings.logit_bias or settings.logprobs
         )
@@ -278,7 +280,12 @@ class VllmEngine(SessionServer):
             return Offer(refused="the server has the plugin of another version of slipring", is_fault=True)
         if not limits.most_sessions:
             return Offer(refused=limits.refused or "no sessions are opened", is_fault=True)
-        return Offer(limits.most_sessions, limits.most_tokens, whole=limits.whole)
+        return Offer(
+            limits.most_sessions,
+            limits.most_tokens,
+            whole=limits.whole,
+            takes_seeds=limits.takes_seeds,
+        )
 
     def session_protocol(self) -> Protocol:
         return Protocol("vLLM", None, self._end_session, keeps_last=False)
@@ -331,6 +338,7 @@ class _SessionLimits(Struct):
     """Why it allows none, if so."""
     whole: str
     """Why a turn with settings of its own has to be sent whole, if so."""
+    takes_seeds: bool
 
 
 class _NamedLogprob(Struct):

@@ -98,6 +98,8 @@ class Limits(Struct, frozen=True):
     """Why there are none, if so."""
     whole: str = ""
     """Why a turn cannot have settings of its own in a session, if so."""
+    takes_seeds: bool = True
+    """Whether a turn with a seed has the answer of a whole request."""
 
 
 class Session:
@@ -146,6 +148,8 @@ class Sessions:
             raise TurnRefused(400, "A turn needs at least one id.")
         if self.limits.whole and (own := turn.sampling.own()):
             raise TurnRefused(400, f"A turn cannot have its own {', '.join(own)}: {self.limits.whole}.")
+        if turn.sampling.seed is not None and not self.limits.takes_seeds:
+            raise TurnRefused(400, "A turn cannot have its own seed where tokens are drafted.")
         if session is None:
             is_known = not turn.held
         else:
@@ -300,7 +304,8 @@ def limits_of(facts: EngineFacts) -> Limits:
     whole = missing_of(facts.vllm) or ""
     if whole:
         log.warning("turns with strict tools, formats, seeds or log probabilities have no session: %s", whole)
-    return Limits(max(facts.most_requests // 2, 1), facts.spare_tokens, whole=whole)
+    most = max(facts.most_requests // 2, 1)
+    return Limits(most, facts.spare_tokens, whole=whole, takes_seeds=not facts.drafts)
 
 
 class SessionsPlugin:
@@ -376,6 +381,7 @@ class SessionsPlugin:
                 "tokens": sessions.held_tokens,
                 "refused": limits.refused,
                 "whole": limits.whole,
+                "takes_seeds": limits.takes_seeds,
                 "engine": msgspec.structs.asdict(self._facts),
             }
         )
