@@ -190,7 +190,8 @@ def seeing_vllm() -> AbstractContextManager[Server]:
         write_seeing_vocabulary(SEEING, CONTEXT)
         python = DIRECTORY / "vllm" / "bin" / "python"
         subprocess.run([str(python), str(Path(__file__).with_name("weights.py")), str(SEEING)], check=True)
-    return vllm(1, SEEING, ("--enable-scale-out", "--limit-mm-per-prompt", '{"image": 16}'))
+    flags = ("--enable-scale-out", "--limit-mm-per-prompt", '{"image": 16}', "--tool-call-parser", "hermes")
+    return vllm(1, SEEING, flags)
 
 
 def main() -> int:
