@@ -22,7 +22,7 @@ from typing import Any
 
 import aiohttp
 from model import write_seeing_vocabulary
-from servers import CONTEXT, DIRECTORY, ROOT, Server, _free_port, _running, vllm
+from servers import CONTEXT, DIRECTORY, ROOT, Server, _running, free_port, vllm
 
 sys.path.insert(0, str(ROOT))
 
@@ -136,7 +136,7 @@ async def chats(http: aiohttp.ClientSession, url: str, model: str) -> AsyncItera
 
 @contextmanager
 def slipring(spec: str, *flags: str, **env: str) -> Iterator[str]:
-    port = _free_port()
+    port = free_port()
     command = [sys.executable, "-m", "slipring", "serve", "--port", str(port), "--log-level", "error"]
     command += ["--engine", spec, *flags]
     url = f"http://127.0.0.1:{port}/v1"
