@@ -191,10 +191,10 @@ class CreateRequest(Struct, dict=True):
         return options.comparison_response_id if options is not None else None
 
     @property
-    def cache_lifetime(self) -> CacheLifetime:
-        """How long the request asks engines to keep what they process. They promise nothing."""
+    def cache_lifetime(self) -> CacheLifetime | None:
+        """How long the request asks engines to keep what they process, if it does. They promise nothing."""
         options = self.prompt_cache_options
-        return (options.ttl if options is not None else None) or "30m"
+        return options.ttl if options is not None else None
 
     @property
     def first_call(self) -> int | None:

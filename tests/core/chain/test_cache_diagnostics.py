@@ -66,6 +66,10 @@ def test_a_resent_history_is_a_hit_and_where_it_departs_a_miss():
     assert (found["type"], found["reason"]) == ("cache_miss", "input_changed")
     assert found["comparison_reusable_tokens"] > 0
     assert found["cache_missed_tokens"] > 0
+    # What is estimated is not more than what was counted: seven tokens, each time.
+    long = {"instructions": "Be kind.", "input": [asked[0], message("another " * 500), message("three")]}
+    assert diagnosed(connection, first["id"], **long)["cache_missed_tokens"] == 7
+    assert found["comparison_reusable_tokens"] <= 7
 
 
 @pytest.mark.parametrize(
@@ -82,7 +86,7 @@ def test_the_first_thing_that_differs_is_the_reason(fields: Json, reason: str):
     first = turn(connection, input="hello")
     found = diagnosed(connection, first["id"], input="hello", **fields)
     assert (found["type"], found["reason"]) == ("cache_miss", reason)
-    assert found["comparison_reusable_tokens"] == 0
+    assert (found["cache_missed_tokens"], found["comparison_reusable_tokens"]) == (7, 0)
 
 
 def test_another_model_is_the_reason():

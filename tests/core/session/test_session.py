@@ -147,7 +147,6 @@ def test_usage_is_what_the_engine_counted():
         "input_tokens_details": {
             "cached_tokens": 2,
             "cache_write_tokens": 5,
-            "cache_write_tokens_details": {"ttl_30m_tokens": 5, "ttl_12h_tokens": 0},
         },
         "output_tokens": 3,
         "output_tokens_details": {"reasoning_tokens": 0},
@@ -156,9 +155,12 @@ def test_usage_is_what_the_engine_counted():
 
 
 def test_written_tokens_are_counted_under_the_lifetime_that_the_request_asks_for():
-    usage = Connection().respond(prompt_cache_options={"ttl": "12h"})["usage"]
-    written = usage["input_tokens_details"]["cache_write_tokens_details"]
-    assert written == {"ttl_30m_tokens": 0, "ttl_12h_tokens": 5}
+    for ttl, written in (("12h", (0, 5)), ("30m", (5, 0))):
+        usage = Connection().respond(prompt_cache_options={"ttl": ttl})["usage"]
+        details = usage["input_tokens_details"]["cache_write_tokens_details"]
+        assert details == {"ttl_30m_tokens": written[0], "ttl_12h_tokens": written[1]}
+    usage = Connection().respond(prompt_cache_options={"mode": "implicit"})["usage"]
+    assert "cache_write_tokens_details" not in usage["input_tokens_details"]
 
 
 def test_an_unknown_model_is_refused_and_the_connection_stays_usable():

@@ -180,6 +180,12 @@ def test_a_withdrawn_tool_cannot_be_called() -> None:
     assert names(rest) == [("web_search", None), ("mcp", "s")]
 
 
+def test_a_tool_that_is_not_loaded_cannot_be_chosen() -> None:
+    chosen = {"type": "tool", "name": "later"}
+    assert refusal(tool_choice=chosen) == "tool_choice.name"
+    assert names(choice(system(addition()), tool_choice=chosen)) == [("function", "later")]
+
+
 def test_a_tool_that_was_withdrawn_can_be_added_again() -> None:
     *_, tools = items(system(addition()), system(removal("later")), system(addition()))
     assert tools == added(LOADED)

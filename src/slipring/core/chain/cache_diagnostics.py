@@ -79,11 +79,13 @@ def compare(compared: ResponseState | None, asked: Asked, processed: Processed) 
         return _confirmed(compared, finished)
     if changed is None:
         changed = "context_compacted" if _is_compacted_since(compared, asked) else "input_changed"
-    return CacheMiss(
-        reason=changed,
-        cache_missed_tokens=estimated_context_tokens(None if same else asked.head, now[same:]),
-        comparison_reusable_tokens=estimated_context_tokens(compared.head, before[:same]) if same else 0,
-    )
+    # An estimate may be larger than what the engine has counted of the whole.
+    counted = finished.input_tokens
+    missed = min(counted, estimated_context_tokens(None, now[same:])) if same else counted
+    usage = compared.response.usage
+    most = usage.input_tokens if usage is not None else 0
+    reusable = min(most, estimated_context_tokens(compared.head, before[:same])) if same else 0
+    return CacheMiss(changed, missed, reusable)
 
 
 def _changed_setting(compared: ResponseState, asked: Asked) -> MissReason | None:

@@ -1,6 +1,6 @@
 """Builds the response object: the fields it repeats from its request, its usage and its error."""
 
-from msgspec import UNSET, Raw, structs
+from msgspec import UNSET, Raw, UnsetType, structs
 
 from slipring.base.errors import ApiError, ExternalConnectorError, RateLimited, Unavailable
 from slipring.core.chain.head import Head
@@ -79,18 +79,22 @@ def without_definitions(response: Response) -> Response:
     return structs.replace(shortened(response), text=text, tool_choice=AUTO.echo)
 
 
-def usage(finished: Finished, lifetime: CacheLifetime = "30m") -> Usage:
-    """Token usage in the form of the response object. ``lifetime``: what the request asks of caches."""
+def usage(finished: Finished, lifetime: CacheLifetime | None = None) -> Usage:
+    """Token usage in the form of the response object. ``lifetime``: what the request asks of caches. Without
+    it, the written tokens are not told apart: the Agents SDK for JavaScript takes numbers there only."""
     written = finished.input_tokens - finished.cached_tokens
-    is_long = lifetime == "12h"
+    by_lifetime: CacheWriteDetails | UnsetType = UNSET
+    if lifetime is not None:
+        is_long = lifetime == "12h"
+        by_lifetime = CacheWriteDetails(
+            ttl_30m_tokens=0 if is_long else written, ttl_12h_tokens=written if is_long else 0
+        )
     return Usage(
         input_tokens=finished.input_tokens,
         input_tokens_details=InputTokensDetails(
             cached_tokens=finished.cached_tokens,
             cache_write_tokens=written,
-            cache_write_tokens_details=CacheWriteDetails(
-                ttl_30m_tokens=0 if is_long else written, ttl_12h_tokens=written if is_long else 0
-            ),
+            cache_write_tokens_details=by_lifetime,
         ),
         output_tokens=finished.output_tokens,
         output_tokens_details=OutputTokensDetails(reasoning_tokens=finished.reasoning_tokens),

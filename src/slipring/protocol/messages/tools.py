@@ -128,6 +128,13 @@ class Tools:
         if isinstance(choice, NamedChoice):
             if choice.name in withdrawn:
                 raise InvalidRequest.at("tool_choice.name", f"{quoted(choice.name)} was withdrawn")
+            function = self.functions.get(choice.name)
+            if function is not None and function.is_deferred and choice.name not in offered:
+                raise InvalidRequest(
+                    f"Invalid 'tool_choice.name': no message has loaded {quoted(choice.name)}, which has"
+                    " defer_loading.",
+                    param="tool_choice.name",
+                )
             if choice.name in self._named:
                 return wire.raw({"type": self._named[choice.name]})
             return wire.raw({"type": "function", "name": choice.name})
