@@ -45,7 +45,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "commands": ("", "base", "config", "commands"),
     "commands.bench": ("", "base", "observation.drawing_files", *CLIENT_PARTS, "commands.bench"),
     "commands.chat": ("base", *CLIENT_PARTS, "commands.chat"),
-    "commands.config_file": ("base", "config", "server"),
+    "commands.config_file": ("base", "config", "engines.hub", "server"),
     "commands.doctor": ("base", "config.settings", "engines", "server", "stores", "commands.doctor"),
     "commands.inspection": (
         *("base", "protocol", "core.generation", "core.chain", "core.turn.response_object", "prompts"),

@@ -8,18 +8,16 @@ process takes to start, and of the memory that it has then, is for imports.
 
 import argparse
 import os
-import signal
 import sys
-import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, NoReturn
 
 from slipring import __version__
 from slipring.base.errors import StartupError
 from slipring.base.garbage_collection import collection_paused
+from slipring.base.interruption import interruptible
 from slipring.base.spelling import suggestion
 from slipring.base.standard_streams import OutputFailed, discard_output, print_encoded
 from slipring.commands.errors import CommandFailed, UsageError
@@ -288,24 +286,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return STARTUP_ERROR
 
 
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Within this, Ctrl-C raises ``KeyboardInterrupt`` in what a command runs, if it ends the process
-    otherwise: see ``slipring.__main__``."""
-    is_deadly = (
-        threading.current_thread() is threading.main_thread()
-        and signal.getsignal(signal.SIGINT) is signal.SIG_DFL
-    )
-    if not is_deadly:
-        yield
-        return
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 def _serve(arguments: argparse.Namespace) -> int:
     config = from_namespace(arguments, os.environ)
     with collection_paused():
@@ -316,7 +296,7 @@ def _serve(arguments: argparse.Namespace) -> int:
 def _inspect(arguments: argparse.Namespace) -> int:
     from slipring.commands.inspection.command import inspect
 
-    with _interruptible():
+    with interruptible():
         return inspect(arguments)
 
 
@@ -338,7 +318,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
     config = from_namespace(arguments, os.environ)
     from slipring.commands.doctor.command import doctor
 
-    with _interruptible():
+    with interruptible():
         return doctor(arguments, config)
 
 
@@ -352,14 +332,14 @@ def _chat(arguments: argparse.Namespace) -> int:
     from slipring.commands.chat.options import from_namespace
     from slipring.commands.chat.run import chat
 
-    with _interruptible():
+    with interruptible():
         return chat(from_namespace(arguments, os.environ), " ".join(arguments.message))
 
 
 def _launch(arguments: argparse.Namespace) -> int:
     from slipring.commands.launch.command import launch
 
-    with _interruptible():
+    with interruptible():
         return launch(arguments)
 
 
@@ -367,7 +347,7 @@ def _watch(arguments: argparse.Namespace) -> int:
     from slipring.commands.top.options import from_namespace
     from slipring.commands.top.run import top
 
-    with _interruptible():
+    with interruptible():
         return top(from_namespace(arguments, os.environ))
 
 
@@ -377,7 +357,7 @@ def _manage_keys(arguments: argparse.Namespace) -> int:
 
     from slipring.commands.keys import run
 
-    with _interruptible():
+    with interruptible():
         return asyncio.run(run(arguments, config))
 
 
@@ -395,12 +375,12 @@ def _measure(arguments: argparse.Namespace) -> int:
         from slipring.commands.bench.load.command import load
         from slipring.commands.bench.load.options import from_namespace as load_options
 
-        with _interruptible():
+        with interruptible():
             return load(load_options(arguments, os.environ))
     from slipring.commands.bench.command import bench
     from slipring.commands.bench.options import from_namespace as bench_options
 
-    with _interruptible():
+    with interruptible():
         return bench(bench_options(arguments, os.environ))
 
 

@@ -1,6 +1,7 @@
 """``slipring config``: checks a TOML file, and prints the schema of such files for editors."""
 
 import argparse
+from dataclasses import replace
 
 import msgspec
 
@@ -8,6 +9,8 @@ from slipring.base.standard_streams import print_encoded
 from slipring.config import settings
 from slipring.config.settings import Config
 from slipring.config.toml_schema import schema
+
+_STAND_IN = "simulated"
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -35,10 +38,27 @@ def run(arguments: argparse.Namespace, config: Config | None) -> int:
     # Constructors do no network I/O, and refuse what cannot work.
     from slipring.server.process.server import Server
 
-    server = Server(config)
-    engines = ", ".join(engine.name for engine in server.catalog.engines)
+    opened, fetched = _without_hub(config)
+    server = Server(opened)
+    names = [engine.name for engine in server.catalog.engines]
+    engines = ", ".join([*(name for name in names if not fetched or name != _STAND_IN), *fetched])
     given = [f"{len(config.models)} models"] if config.models else []
     given += [f"{len(config.mcp)} MCP servers"] if config.mcp else []
     given += [f"{len(config.checks)} checks"] if config.checks else []
+    given += ["a server fetches what the hub has; 'slipring doctor' opens that too"] if fetched else []
     print(f"ok: engine {'; '.join([engines, *given])}")
     return 0
+
+
+def _without_hub(config: Config) -> tuple[Config, list[str]]:
+    """The settings with a stand-in for each engine that a server fetches from the hub, and those engines.
+    Raises ``StartupError``."""
+    from slipring.engines.hub.named_models import full_name, model_of_flag, uses_hub
+
+    specs = [entry.engine for entry in config.models] or [model_of_flag(config.engine, config.model)[0]]
+    fetched = [spec for spec in dict.fromkeys(specs) if uses_hub(spec)]
+    opened = [_STAND_IN if spec in fetched else full_name(spec) for spec in specs]
+    if not config.models:
+        return replace(config, engine=opened[0]), fetched
+    entries = zip(config.models, opened, strict=True)
+    return replace(config, models=tuple(replace(entry, engine=spec) for entry, spec in entries)), fetched

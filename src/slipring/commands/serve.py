@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from slipring import __version__
 from slipring.base.garbage_collection import collection_paused, skip_last_collection
+from slipring.base.interruption import interruptible
 from slipring.base.progress import ProgressLine
 from slipring.base.standard_streams import discard_output
 from slipring.commands.client_environment import DEFAULT_URL, named_url
@@ -41,9 +42,12 @@ def serve(config: Config) -> int:
         whose = f"tenants {', '.join(config.record_tenant)}" if config.record_tenant else "all tenants"
         log.warning("recording the content of all turns of %s in %s", whose, config.record)
     _warn_of_ignored(config)
-    config = _with_opened_names(config)
     if config.workers > 1:
         refuse_private_store(config)
+    # The hub's client removes what it has not finished.
+    with interruptible(by_termination=True):
+        config = _with_opened_names(config)
+    if config.workers > 1:
         serving = _supervise(Supervisor(config))
     else:
         with collection_paused():
@@ -74,9 +78,9 @@ def _with_opened_names(config: Config) -> Config:
     ``StartupError``."""
     hub = ModelHub()
     entries = tuple(replace(each, engine=opened_name(each.engine, hub)) for each in config.models)
-    engine, names = model_of_flag(config.engine, config.model)
     if entries:
         return replace(config, models=entries)
+    engine, names = model_of_flag(config.engine, config.model)
     return replace(config, engine=opened_name(engine, hub), model=names)
 
 

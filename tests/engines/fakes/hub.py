@@ -13,6 +13,8 @@ from typing import ClassVar
 from urllib.parse import urlsplit
 
 COMMIT = "a" * 40
+_HELD_FROM = 1 << 16
+"""Longer contents than this are those of models."""
 
 
 class FakeHub:
@@ -30,6 +32,10 @@ class FakeHub:
         """With which every request is answered, if it is not 0."""
         self.requests: list[tuple[str, str, str]] = []
         """Method, path and range of each request."""
+        self.holds: threading.Event | None = None
+        """Until which every content stops in its middle."""
+        self.is_holding = threading.Event()
+        """Set once a content has stopped in its middle."""
         self.url = ""
 
     @contextmanager
@@ -117,6 +123,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         if self.command == "GET":
+            if self.hub.holds is not None and len(content) > _HELD_FROM:
+                self.wfile.write(content[: len(content) // 2])
+                self.hub.is_holding.set()
+                self.hub.holds.wait()
+                self.close_connection = True
+                return
             self.wfile.write(content[:cut])
         self.close_connection = cut is not None
 

@@ -1,6 +1,10 @@
 """What users call a model becomes what an engine opens, and a server serves it under the name they used."""
 
 import asyncio
+import glob
+import re
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +15,7 @@ import pytest
 from slipring.base.errors import StartupError
 from slipring.engines.hub import named_models
 from slipring.engines.hub.model_hub import ModelHub
-from slipring.engines.hub.named_models import full_name, inspected_name, model_of_flag, opened_name
+from slipring.engines.hub.named_models import full_name, inspected_name, model_of_flag, opened_name, uses_hub
 from tests.commands.test_cli import COMMAND, environment, launched
 from tests.engines.fakes.hub import FakeHub
 
@@ -70,6 +74,33 @@ def test_a_name_of_the_hub_is_the_model_of_an_engine_without_one(
     engine: str, names: tuple[str, ...], expected: tuple[str, tuple[str, ...]]
 ) -> None:
     assert model_of_flag(engine, names) == expected
+
+
+@pytest.mark.parametrize(
+    "name", ["https://hub/a/b", "a/b/b-Q8_0.gguf", "a/b:", "/m/x.gguf", "./x.gguf", "x.gguf", "m/"]
+)
+def test_a_path_or_an_address_is_no_name_for_the_packaged_model(name: str) -> None:
+    with pytest.raises(
+        StartupError, match=re.escape(f"--model {name}: a model of the hub is named ORG/REPO")
+    ):
+        model_of_flag("llama:slots=1", (name,))
+    assert model_of_flag("chat:http://h/v1", (name,)) == ("chat:http://h/v1", (name,))
+
+
+@pytest.mark.parametrize(
+    ("engine", "is_used"),
+    [
+        ("a/b:Q8_0,slots=2", True),
+        ("llama:a/b", True),
+        ("llama", False),
+        ("x.gguf", False),
+        ("vllm:http://h,tokenizer=a/b", True),
+        ("vllm:http://h", False),
+        ("chat:http://h/v1", False),
+    ],
+)
+def test_whether_an_engine_uses_the_hub(engine: str, is_used: bool) -> None:
+    assert uses_hub(engine) is is_used
 
 
 def test_context_and_slots_are_chosen_unless_the_user_named_one(
@@ -133,3 +164,52 @@ async def test_a_server_fetches_its_model_and_serves_it_by_name(fake: FakeHub, t
     )
     printed = (await listing.communicate())[0].decode()
     assert [line.split()[0] for line in printed.splitlines()[:2]] == ["MODEL", f"{MODEL}:Q4_K_M"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+async def test_a_download_that_is_stopped_leaves_no_unfinished_file(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    fake = FakeHub({MODEL: {"tiny-Q4_K_M.gguf": bytes(1 << 20)}})
+    fake.holds = threading.Event()
+    with fake.running() as url:
+        process = await asyncio.create_subprocess_exec(
+            *(*COMMAND, "serve", "--model", MODEL, "--store", "memory", "--port", "0"),
+            env=environment(HF_ENDPOINT=url, HF_HOME=str(tmp_path), HF_HUB_DISABLE_XET="1"),
+            stderr=asyncio.subprocess.PIPE,
+        )
+        try:
+            await asyncio.to_thread(fake.is_holding.wait)
+            process.send_signal(number)
+            printed = (await process.communicate())[1].decode()
+        finally:
+            fake.holds.set()
+    assert process.returncode == code
+    assert [line for line in printed.splitlines() if "slipring fetching" not in line] == []
+    assert glob.glob("**/*.incomplete", root_dir=tmp_path, recursive=True) == []
+
+
+async def test_settings_that_name_models_of_the_hub_are_checked_without_it(tmp_path: Path) -> None:
+    file = tmp_path / "slipring.toml"
+    file.write_text('[models.a]\nengine = "acme/a-GGUF"\n[models.b]\nengine = "simulated:"\n')
+    for arguments in (("--config", str(file)), ("--engine", "acme/a-GGUF"), ("--model", "acme/a-GGUF")):
+        process = await asyncio.create_subprocess_exec(
+            *(*COMMAND, "config", "check", *arguments),
+            env=environment(HF_ENDPOINT="http://127.0.0.1:1", HF_HOME=str(tmp_path)),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        printed = (await process.communicate())[0].decode()
+        assert process.returncode == 0
+        assert "acme/a-GGUF" in printed
+        assert "a server fetches what the hub has" in printed
+
+
+async def test_workers_without_a_shared_store_are_refused_before_a_model_is_fetched(
+    tmp_path: Path,
+) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(*COMMAND, "serve", "--model", MODEL, "--workers", "2", "--store", "memory"),
+        env=environment(HF_ENDPOINT="http://127.0.0.1:1", HF_HOME=str(tmp_path)),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert b"--workers 2 with --store memory" in (await process.communicate())[1]

@@ -117,7 +117,7 @@ def _bindable(name: str, host: str, port: int) -> Finding:
     try:
         listen(host, port).close()
     except StartupError as error:
-        return Finding(name, "fail", str(error), "stop what listens there, or choose another port")
+        return Finding(name, "fail", str(error))
     return Finding(name, "ok", f"{host}:{port} is free")
 
 
@@ -135,8 +135,12 @@ async def check_keys(config: Config) -> list[Finding]:
 
 async def check_engines(config: Config) -> list[Finding]:
     """Start every engine, as a server would, and report what it logs then."""
-    engine, _ = model_of_flag(config.engine, config.model)
-    names = list(dict.fromkeys(entry.engine for entry in config.models)) or [engine]
+    names = list(dict.fromkeys(entry.engine for entry in config.models))
+    if not names:
+        try:
+            names = [model_of_flag(config.engine, config.model)[0]]
+        except StartupError as error:
+            return [Finding("engine", "fail", str(error))]
     return [finding for name in names for finding in await _check_engine(name)]
 
 

@@ -1,7 +1,7 @@
 """Fetches models and tokenizers from a model hub into the cache that all programs of the hub's client share.
 
-That client honours ``HF_ENDPOINT``, ``HF_HOME``, ``HF_TOKEN`` and ``HF_HUB_OFFLINE``, resumes a download that
-was interrupted, and shows its progress on a terminal.
+That client honours ``HF_ENDPOINT``, ``HF_HOME``, ``HF_TOKEN`` and ``HF_HUB_OFFLINE``, goes on
+with a download when the connection was lost, and shows its progress on a terminal.
 """
 
 import hashlib

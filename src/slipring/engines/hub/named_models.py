@@ -8,6 +8,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+from slipring.base.errors import StartupError
 from slipring.engines.hub.gguf_variants import gigabytes
 from slipring.engines.hub.memory_fit import available_memory, fit
 from slipring.engines.hub.model_hub import ModelHub, hub_name
@@ -59,13 +60,32 @@ def opened_name(engine: str, hub: ModelHub) -> str:
 
 def model_of_flag(engine: str, names: Sequence[str]) -> tuple[str, tuple[str, ...]]:
     """The engine and the names in the API, for an embedded engine whose model is given as the first of the
-    names; others are returned as they are."""
+    names; others are returned as they are. Raises ``StartupError`` for a name that can only be meant as a
+    path or an address: the packaged model would be served by that name."""
     kind, _, rest = engine.partition(":")
-    name = hub_name(names[0]) if names else None
-    if name is None or kind != _EMBEDDED or (rest and "=" not in rest.partition(",")[0]):
+    if not names or kind != _EMBEDDED or (rest and "=" not in rest.partition(",")[0]):
+        return engine, tuple(names)
+    name = hub_name(names[0])
+    if name is None:
+        if "/" in names[0] or names[0].endswith(".gguf"):
+            raise StartupError(
+                f"--model {names[0]}: a model of the hub is named ORG/REPO or ORG/REPO:QUANTIZATION, and a"
+                " file by --engine FILE.gguf"
+            )
         return engine, tuple(names)
     in_api = dict.fromkeys((name.repository, *names))
     return f"{kind}:{names[0]}" + (f",{rest}" if rest else ""), tuple(in_api)
+
+
+def uses_hub(engine: str) -> bool:
+    """Whether ``opened_name`` looks for a model or a tokenizer on the hub."""
+    kind, _, rest = full_name(engine).partition(":")
+    model, *pairs = rest.split(",")
+    if kind == _EMBEDDED:
+        return hub_name(model) is not None
+    return kind in _WITH_TOKENIZER and any(
+        pair.startswith(_TOKENIZER) and hub_name(pair.removeprefix(_TOKENIZER)) is not None for pair in pairs
+    )
 
 
 def inspected_name(text: str, hub: ModelHub) -> str:

@@ -16,6 +16,9 @@ def set_up_logging(level: str, *, names_process: bool = False) -> None:
     is_terminal = sys.stderr.isatty()
     handler.setFormatter((turn_log.TerminalFormatter if is_terminal else turn_log.LineFormatter)(line))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    if level.upper() != "DEBUG":
+        # The HTTP library of the model hub's client logs every request.
+        logging.getLogger("httpx2").setLevel(logging.WARNING)
 
 
 def loop_factory() -> "type[asyncio.AbstractEventLoop] | None":
