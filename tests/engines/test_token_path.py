@@ -51,7 +51,7 @@ class Ceiling(NamedTuple):
     turn_modules: int
 
 
-CEILINGS = {"vllm": Ceiling(8, 14, 96), "chat": Ceiling(6, 13, 76)}
+CEILINGS = {"vllm": Ceiling(8, 14, 100), "chat": Ceiling(6, 13, 78)}
 
 
 class Calls:

@@ -162,9 +162,9 @@ def _read_items(turn: Turn, shared: SessionState) -> tuple[Model, TurnChecks | N
     items = input_items.resolve(bound.input, bound.found)
     items = sealed_items.opened(items, ports.seal, asked.tenant)
     model = shared.models.find(asked.request.model)
-    if shared.counts_only or not (shared.policies.checks or asked.request.moderation is not None):
-        return model, None, items
-    policy = policy_of_turn(shared.policies, model.name, asked.request.moderation)
+    policies, moderation = shared.policies, asked.request.moderation
+    may_check = not shared.counts_only and (bool(policies.checks) or moderation is not None)
+    policy = policy_of_turn(policies, model.name, moderation) if may_check else NO_POLICY
     if not policy.checks:
         return model, None, items
     checks = TurnChecks(policy, ports.verdicts, asked.tenant)
