@@ -61,7 +61,7 @@ class Run(Struct):
     engine: dict[str, float] = {}
     """What the engine's own counters have counted meanwhile."""
     samples: dict[str, list[float]] = {}
-    """Gauges of the engine and of slipring, once a second."""
+    """Gauges of the engine, once a second."""
     wrong: str | None = None
 
 

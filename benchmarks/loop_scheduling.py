@@ -346,14 +346,16 @@ def simulate(engine: Engine, programs: list[Program], rule: str, replicas: int =
 # Traces
 
 
-def ring(loops: int, turns: int, seed: int) -> list[Program]:
-    """Equal loops that begin together, with tools of 0.3 to 3 seconds: the measured case."""
+def ring(loops: int, turns: int, seed: int, *, vanishes: bool = False) -> list[Program]:
+    """Equal loops that begin together, with tools of 0.3 to 3 seconds: the measured case. They say when they
+    have ended, as a client does that closes its connection, or vanish."""
     draw = random.Random(seed)
     return [
         Program(
             number,
             draw.uniform(0.0, 0.5),
             [(2100, 60, "run", draw.uniform(0.3, 3.0)) for _ in range(turns)],
+            vanishes=vanishes,
         )
         for number in range(loops)
     ]
@@ -388,6 +390,7 @@ def coding(loops: int, seed: int, span_s: float) -> list[Program]:
 TRACES: dict[str, tuple[Engine, int, Callable[[int], list[Program]]]] = {
     "small": (SMALL, 1, lambda seed: ring(64, 20, seed)),
     "large": (LARGE, 1, lambda seed: ring(48, 12, seed)),
+    "silent": (LARGE, 1, lambda seed: ring(48, 12, seed, vanishes=True)),
     "coding": (LARGE, 1, lambda seed: coding(60, seed, 300.0)),
     "burst": (LARGE, 1, lambda seed: coding(120, seed, 60.0)),
     "fits": (LARGE, 1, lambda seed: coding(12, seed, 300.0)),
@@ -396,6 +399,7 @@ TRACES: dict[str, tuple[Engine, int, Callable[[int], list[Program]]]] = {
 ABOUT = {
     "small": "ring of 64, small model, cache for 28",
     "large": "ring of 48, 7B-like, cache for 15",
+    "silent": "the same, but loops never say that they have ended",
     "coding": "60 coding agents over 5 minutes, 7B-like",
     "burst": "120 coding agents in one minute, 7B-like",
     "fits": "12 coding agents, which fit",

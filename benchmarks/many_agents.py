@@ -246,7 +246,7 @@ def measure(clients: Clients, server: Server, cell: Cell, vocabulary: Path, most
 
 
 class Watch:
-    """What the engine counts during a cell, and what it and slipring hold, once a second."""
+    """What the engine counts during a cell, and what it holds, once a second."""
 
     _COUNTERS = (
         *("prefix_cache_queries_total", "prefix_cache_hits_total", "num_preemptions_total"),
@@ -256,7 +256,6 @@ class Watch:
 
     def __init__(self, server: Server) -> None:
         self._engine = server.behind or server
-        self._own = server if server.behind else None
         self._stopped = threading.Event()
         self._before = self._counted()
         self._thread = threading.Thread(target=self._sample, daemon=True)
@@ -281,24 +280,17 @@ class Watch:
     def _sample(self) -> None:
         while not self._stopped.wait(1.0):
             found = {name: value for name, value in metrics(self._engine).items() if name in self._GAUGES}
-            if self._own is not None:
-                own = metrics(self._own)
-                found |= {
-                    name: value for name, value in own.items() if name.startswith("slipring_engine_loop")
-                }
             for name, value in found.items():
                 self.samples.setdefault(name, []).append(round(value, 4))
 
 
 def metrics(server: Server) -> dict[str, float]:
-    """The metrics of a server by name: summed over all labels, but slipring's by their ``state``."""
+    """The metrics of a server by name, summed over all labels."""
     found: dict[str, float] = {}
     with contextlib.suppress(OSError), urllib.request.urlopen(_metrics_url(server), timeout=10) as answer:
         for line in answer.read().decode().splitlines():
-            if at := re.fullmatch(r"([a-z_:]+)(\{.*\})? (\S+)", line):
-                state = re.search(r'state="(\w+)"', at[2] or "")
-                name = at[1] + (f" {state[1]}" if state else "")
-                found[name] = found.get(name, 0.0) + float(at[3])
+            if at := re.fullmatch(r"([a-z_:]+)(?:\{.*\})? (\S+)", line):
+                found[at[1]] = found.get(at[1], 0.0) + float(at[2])
     return found
 
 

@@ -61,6 +61,8 @@ STOPS = range(0, 150_000, 25)
 _WORDS = range(1_000, 140_000)
 _TOLERANCE = 0.35
 """How much less likely than the likeliest a token may be, as the difference of logarithms."""
+_IDLE_S = 20.0
+"""When a session ends by itself: one whose turn had ended before its client left."""
 Times = tuple[float, float]
 _GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 
@@ -85,7 +87,7 @@ class Vllm:
         """The ids of an answer, and why it ended. ``logprobs`` collects log probabilities."""
         sampling = {"max_tokens": limit, "temperature": 0.0, "stop_token_ids": list(STOPS)}
         body = {
-            **{"session": session, "held": held, "prompt": prompt, "model": self._model},
+            **{"session": session, "held": held, "prompt": prompt, "idle_s": _IDLE_S, "model": self._model},
             "sampling": {**sampling, **(settings or {})},
         }
         ids: list[int] = []
