@@ -46,7 +46,7 @@ PYTHON2 ?= python2.7
 AUTOBAHN := autobahntestsuite==25.10.1
 
 .DEFAULT_GOAL := help
-.PHONY: help run install test test-slow test-crash test-upgrade test-attack test-mutants soak test-vllm test-sglang test-router test-traces test-pii test-mcp conformance-mcp example-hosted-tools test-templates test-chains test-oracles test-browser record-wire compare-wire clients autobahn fuzz fuzz-frames check coverage fix bench bench-more claims lock audit dist site clean
+.PHONY: help run install test test-slow test-crash test-upgrade test-attack test-mutants soak test-vllm test-sglang test-router routers test-traces test-pii test-mcp conformance-mcp example-hosted-tools test-templates test-chains test-oracles test-browser record-wire compare-wire clients autobahn fuzz fuzz-frames check coverage fix bench bench-more claims lock audit dist site clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -82,8 +82,11 @@ test-sglang: .venv/.dev ## the tests against a real SGLang server (named by SLIP
 	@test -n "$$SLIPRING_TEST_SGLANG" || { echo "SLIPRING_TEST_SGLANG is not set: it names a server, as in http://127.0.0.1:30000"; exit 1; }
 	$(BIN)/python -m pytest -m sglang $(ARGS)
 
-test-router: .venv/.dev .venv-router/.ready ## real routers in front of two servers: chains stay on their replica
+test-router: .venv/.dev .venv-router/.ready ## real routers in front of two and four stand-ins for servers: chains stay on their replica, and one that dies costs a prefill
 	SLIPRING_TEST_ROUTERS=$(CURDIR)/.venv-router/bin $(BIN)/python -m pytest -m router $(ARGS)
+
+routers: .venv/.dev .venv-router/.ready ## the same with two and four real vLLM servers of the CPU build, about twenty minutes (REPLICAS=2 for less; benchmarks/peers/setup.py installs vLLM)
+	$(BIN)/python benchmarks/peers/routers.py $(if $(REPLICAS),--replicas $(REPLICAS)) $(ARGS)
 
 test-traces: .venv/.dev .venv-traces/.ready ## traces in a real receiver, MLflow (installs about 860 MB)
 	SLIPRING_TEST_TRACES=$(CURDIR)/.venv-traces/bin $(BIN)/python -m pytest -m traces $(ARGS)

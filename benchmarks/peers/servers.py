@@ -78,7 +78,7 @@ def installed(name: str, of: str = "") -> str | None:
 @contextmanager
 def upstream(tokens_per_s: float, first_ms: float = 0.0) -> Iterator[str]:
     """Start the shared upstream, a Chat Completions server; yield its address."""
-    port = _free_port()
+    port = free_port()
     command = [sys.executable, str(UPSTREAM), "--port", str(port), "--tokens-per-s", str(tokens_per_s)]
     command += ["--first-ms", str(first_ms)]
     with _running("upstream", command, f"http://127.0.0.1:{port}/v1/models"):
@@ -91,7 +91,7 @@ def slipring(
 ) -> Iterator[Server]:
     """``engine``: how it asks the upstream, whose address replaces ``URL``. ``moderations``, here and below:
     the base URL of the moderations API that inspects all that goes in and out, and may block it."""
-    port, store = _free_port(), _fresh("slipring.db")
+    port, store = free_port(), _fresh("slipring.db")
     command = [
         *(sys.executable, "-m", "slipring", "serve", "--port", str(port), "--log-level", "error"),
         *("--store", f"sqlite:{store}", "--engine", engine.replace("URL", upstream_url), *flags),
@@ -110,7 +110,7 @@ def slipring(
 
 @contextmanager
 def litellm(upstream_url: str, moderations: str = "") -> Iterator[Server]:
-    port, key = _free_port(), f"sk-{secrets.token_hex(24)}"
+    port, key = free_port(), f"sk-{secrets.token_hex(24)}"
     config = _fresh("litellm.yaml")
     config.write_text(
         "model_list:\n  - model_name: instant\n    litellm_params:\n      model: custom_openai/instant\n"
@@ -135,7 +135,7 @@ def litellm(upstream_url: str, moderations: str = "") -> Iterator[Server]:
 @contextmanager
 def ogx(upstream_url: str, moderations: str = "") -> Iterator[Server]:
     """OGX asks the moderations API only about requests with ``"guardrails": true``."""
-    port = _free_port()
+    port = free_port()
     store = _fresh("ogx-store")
     store.mkdir()
     command = [
@@ -204,7 +204,7 @@ def cpu_environment(threads: int, kv_gib: int = 1) -> dict[str, str]:
 @contextmanager
 def vllm_with(python: Path, model: Path, *flags: str, **env: str) -> Iterator[Server]:
     """Start the vLLM of an interpreter with slipring's plugin. Prefix caching is on, which is its default."""
-    port = _free_port()
+    port = free_port()
     command = [
         *(str(python), "-m", "vllm.entrypoints.openai.api_server"),
         *("--host", "127.0.0.1", "--port", str(port), "--model", str(model), "--served-model-name", "tiny"),
@@ -272,7 +272,7 @@ def slipring_over(
 ) -> Iterator[Server]:
     """Start slipring in front of a running vLLM, whose sessions are ``on`` or ``off``, or llama-server.
     ``options``: further ones of the engine vllm, each after a comma."""
-    port, store = _free_port(), _fresh(f"{name}.db")
+    port, store = free_port(), _fresh(f"{name}.db")
     url = engine.url.removesuffix("/v1")
     spec = {
         "vllm": f"vllm:{url},tokenizer={engine.files},sessions={sessions}{options}",
@@ -292,7 +292,7 @@ def slipring_over(
 def agentic(engine: Server, program: Path = AGENTIC_PROGRAM) -> Iterator[Server]:
     """Start agentic-api in front of a running vLLM, or of another server of Responses: the program that its
     launcher starts, with a store of its own."""
-    port, store = _free_port(), _fresh("agentic.db")
+    port, store = free_port(), _fresh("agentic.db")
     command = [
         *(str(program), "--db-url", f"sqlite://{store}?mode=rwc"),
         *("--gateway-host", "127.0.0.1", "--gateway-port", str(port)),
@@ -353,7 +353,7 @@ def _answers(url: str) -> bool:
         return False
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port: int = free.getsockname()[1]

@@ -9,6 +9,7 @@ from tests.attack import (
     other_apis,
     parsing,
     pictures,
+    schedule,
     signals,
     tokenizing,
     unfinished,
@@ -18,9 +19,9 @@ from tests.attack.stage import Attack
 
 _GROUPS = (
     *(bounds, compiling, parsing, pictures, other_apis, tokenizing, unread, unfinished),
-    *(compressed, floods, malformed, signals),
+    *(compressed, floods, malformed, signals, schedule),
 )
-_ENGINES = ("simulated", "tokens", "llama")
+_ENGINES = ("simulated", "tokens", "llama", "scheduled")
 
 
 def _place(attack: Attack) -> tuple[bool, int]:

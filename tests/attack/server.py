@@ -24,6 +24,7 @@ ENGINES = {
     "simulated": {"simulated": _SIMULATED},
     "tokens": {"simulated": f"{_SIMULATED},vocabulary=smollm2,context_tokens=8192"},
     "llama": {"simulated": _SIMULATED, "llama": "llama:threads=1"},
+    "scheduled": {"simulated": _SIMULATED, "scheduled": "vllm:URL,tokenizer=FILES"},
 }
 """The models of a server, by the name of its engine. The victim uses all of them."""
 _START_S = 60.0
@@ -107,9 +108,16 @@ def faults_in(log: str) -> list[str]:
 @contextlib.contextmanager
 def running(spec: Spec) -> Iterator[Server]:
     """Run a server on a free loopback port, with its own store, until the block ends."""
-    with tempfile.TemporaryDirectory(prefix="slipring-attack-") as directory:
+    with (
+        tempfile.TemporaryDirectory(prefix="slipring-attack-") as directory,
+        contextlib.ExitStack() as stack,
+    ):
         log, config = Path(directory) / "log", Path(directory) / "slipring.toml"
-        config.write_text(_models(spec.engine))
+        models = _models(spec.engine)
+        if "URL" in models:
+            url, files = stack.enter_context(_small_cache())
+            models = models.replace("URL", url).replace("FILES", files)
+        config.write_text(models)
         flags = ("--port", "0", "--config", str(config), "--store", f"sqlite:{directory}/slipring.db")
         with log.open("wb") as errors:  # not a pipe, which would fill up unread
             process = subprocess.Popen(
@@ -128,6 +136,22 @@ def running(spec: Spec) -> Iterator[Server]:
             yield server
         finally:
             _end(process)
+
+
+@contextlib.contextmanager
+def _small_cache() -> Iterator[tuple[str, str]]:
+    """A fake engine with a small KV cache: its address, and where its tokenizer is."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.attack.small_cache"], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        url, _, files = process.stdout.readline().strip().partition(" ")
+        if not url:
+            raise RuntimeError("the engine with a small cache did not start")
+        yield url, files
+    finally:
+        _end(process)
 
 
 def _end(process: "subprocess.Popen[str]") -> None:

@@ -1,109 +1,72 @@
-"""Real routers in front of two servers: a chain and its forks stay on one replica, chains spread over both.
+"""Real routers in front of two and four servers: a chain, its session and its forks stay on one replica,
+chains spread, and a replica that dies costs each of its chains one prefill.
 
-``SLIPRING_TEST_ROUTERS`` names the directory of their executables. Run by ``make test-router``.
+``SLIPRING_TEST_ROUTERS`` names the directory of their executables. Run by ``make test-router``;
+``make routers`` does the same with real vLLM servers.
 """
 
 import asyncio
-import os
-import signal
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, NamedTuple
 
-import aiohttp
 import pytest
 
+from slipring.core.limits import Limits
 from tests.engines.fakes.sglang import FakeSglang
 from tests.engines.fakes.tokens import FakeTokenServer, decoded
 from tests.engines.fakes.vllm import FakeVllm
-from tests.free_port import free_port
-from tests.harness import Running, serve
+from tests.engines.fakes.vllm_sessions import FakeVllmWithSessions
+from tests.harness import Running, Socket, serve
+from tests.routers.processes import CONSISTENT, MANUAL, VLLM_ROUTER, Router, routed
+from tests.server.raw import until
 
 pytestmark = pytest.mark.router
 
 CHAINS = 100
 TURNS = 3
+KV_TOKENS = 40_000
 
-
-@dataclass(frozen=True)
-class Router:
-    """A router and the policy that it is started with."""
-
-    command: tuple[str, ...]
-    policy: str
-    kind: type[FakeTokenServer]
-    """The servers that it is in front of."""
-
-    def __str__(self) -> str:
-        return f"{self.command[0]} {self.policy}"
-
-
-ROUTERS = [
-    # It takes no token ids in `/v1/completions`, so it cannot be in front of vLLM.
-    Router(("smg", "launch"), "consistent_hashing", FakeSglang),
-    Router(("smg", "launch"), "manual", FakeSglang),
-    Router(("vllm-router",), "consistent_hash", FakeVllm),
+# smg takes no token ids in `/v1/completions`, so it cannot be in front of vLLM with this engine.
+CASES = [
+    *((router, FakeSglang, count) for router in (CONSISTENT, MANUAL) for count in (2, 4)),
+    *((VLLM_ROUTER, kind, count) for kind in (FakeVllm, FakeVllmWithSessions) for count in (2, 4)),
 ]
 
 
-@asynccontextmanager
-async def routed(router: Router, *urls: str) -> AsyncIterator[str]:
-    """A router in front of these servers, once it has accepted them."""
-    directory = os.environ.get("SLIPRING_TEST_ROUTERS")
-    if not directory:
-        pytest.fail("SLIPRING_TEST_ROUTERS is not set: it names a directory of executables", pytrace=False)
-    name, *rest = router.command
-    port, metrics = free_port(), free_port()
-    process = await asyncio.create_subprocess_exec(
-        *(f"{directory}/{name}", *rest, "--host", "127.0.0.1", "--port", str(port)),
-        *("--policy", router.policy, "--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics)),
-        *("--log-level", "error", "--worker-urls", *urls),
-        start_new_session=True,
-    )
-    url = f"http://127.0.0.1:{port}"
-    try:
-        async with asyncio.timeout(120), aiohttp.ClientSession() as http:
-            while not await has_workers(http, url, urls):
-                assert process.returncode is None, "the router has ended"
-                await asyncio.sleep(0.2)
-        yield url
-    finally:
-        if process.returncode is None:
-            os.killpg(process.pid, signal.SIGTERM)
-        try:
-            await asyncio.wait_for(process.wait(), 60)
-        except TimeoutError:
-            os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
+class Fleet(NamedTuple):
+    """Servers behind a router, behind slipring."""
 
+    fakes: list[Any]
+    server: Running
 
-async def has_workers(http: aiohttp.ClientSession, url: str, urls: tuple[str, ...]) -> bool:
-    """Whether a router lists all servers, and none as unhealthy."""
-    try:
-        async with http.get(f"{url}/workers") as answer:
-            listed = await answer.text()
-    except aiohttp.ClientError:
-        return False
-    return all(each in listed for each in urls) and '"is_healthy":false' not in listed.replace(" ", "")
+    @property
+    def loops(self) -> Any:
+        (engine,) = self.server.service.catalog.engines
+        return engine.status().loops
+
+    def readers(self, said: str) -> list[Any]:
+        """The servers that have read a text."""
+        return [fake for fake in self.fakes if any(said in decoded(prompt) for prompt in fake.prompts)]
 
 
 @asynccontextmanager
-async def replicas(router: Router) -> AsyncIterator[tuple[list[FakeTokenServer], Running]]:
-    """Two servers, behind a router, behind slipring."""
-    fakes = [router.kind(), router.kind()]
-    try:
-        for fake in fakes:
+async def fleet(router: Router, kind: type[FakeTokenServer], count: int) -> AsyncIterator[Fleet]:
+    async with AsyncExitStack() as stack:
+        fakes = [kind() for _ in range(count)]
+        for number, fake in enumerate(fakes):
+            if kind is not FakeSglang:
+                fake.replica = f"r{number};kv_tokens={KV_TOKENS}"
             await fake.start()
-        async with routed(router, *(fake.url for fake in fakes)) as url:
-            options = fakes[0].options()
-            engine = fakes[0].maker.from_options(
-                f"{url},tokenizer={options.tokenizer},model={options.model},context={options.context}"
-            )
-            async with serve(engine) as server:
-                yield fakes, server
-    finally:
-        for fake in fakes:
-            await fake.close()
+            stack.push_async_callback(fake.close)
+        url = await stack.enter_async_context(routed(router, *(fake.url for fake in fakes)))
+        options = fakes[0].options()
+        engine = kind.maker.from_options(
+            f"{url},tokenizer={options.tokenizer},model={options.model},context={options.context},"
+            f"kv_tokens={KV_TOKENS}"
+        )
+        limits = Limits(recognised_s=0, parked_s=0)
+        yield Fleet(fakes, await stack.enter_async_context(serve(engine, limits=limits)))
 
 
 async def run_chain(server: Running, number: int) -> None:
@@ -117,17 +80,59 @@ async def run_chain(server: Running, number: int) -> None:
         await socket.response(input="a fork", store=False, stream_id="fork", **after)
 
 
-@pytest.mark.parametrize("router", ROUTERS, ids=str)
-async def test_a_chain_stays_on_its_replica_and_chains_spread(router: Router) -> None:
-    async with replicas(router) as (fakes, server):
+def named(case: Any) -> str:
+    return case.__name__ if isinstance(case, type) else str(case)
+
+
+@pytest.mark.parametrize(("router", "kind", "count"), CASES, ids=named)
+async def test_a_chain_stays_on_its_replica_and_chains_spread(
+    router: Router, kind: type[FakeTokenServer], count: int
+) -> None:
+    async with fleet(router, kind, count) as it:
         for first in range(0, CHAINS, 10):
-            await asyncio.gather(*(run_chain(server, number) for number in range(first, first + 10)))
-        seen = [[decoded(prompt) for prompt in fake.prompts] for fake in fakes]
-        placed = [
-            [sum(f"chain {number:03} turn 0" in prompt for prompt in prompts) for prompts in seen]
-            for number in range(CHAINS)
-        ]
-        # All turns of a chain and its fork, on one replica or the other.
-        assert {tuple(sorted(counts)) for counts in placed} == {(0, TURNS + 1)}
-        on_first = sum(counts[0] > 0 for counts in placed)
-        assert CHAINS // 4 <= on_first <= CHAINS - CHAINS // 4
+            await asyncio.gather(*(run_chain(it.server, number) for number in range(first, first + 10)))
+        # All turns of a chain and its fork, on one replica.
+        placed = [it.readers(f"chain {number:03} turn 0") for number in range(CHAINS)]
+        assert all(len(readers) == 1 for readers in placed)
+        shares = [sum(readers[0] is fake for readers in placed) for fake in it.fakes]
+        assert min(shares) >= CHAINS // count // 4
+        replicas = it.loops.replicas
+        assert len(replicas) == count
+        assert all(each.name for each in replicas)
+        # Every session was ended on the replica where it was.
+        if kind is FakeVllmWithSessions:
+            await until(lambda: not any(fake.contexts for fake in it.fakes))
+            assert sum(len(fake.opened) for fake in it.fakes) > 0
+
+
+@pytest.mark.parametrize(("router", "kind", "count"), CASES, ids=named)
+async def test_a_replica_that_dies_costs_each_of_its_chains_one_prefill(
+    router: Router, kind: type[FakeTokenServer], count: int
+) -> None:
+    async with fleet(router, kind, count) as it, AsyncExitStack() as stack:
+        sockets = [await stack.enter_async_context(it.server.connect()) for _ in range(6 * count)]
+        latest: list[dict[str, Any]] = [{}] * len(sockets)
+
+        async def turn(at: int, socket: Socket, said: str) -> None:
+            after = {"previous_response_id": latest[at]["id"]} if latest[at] else {}
+            latest[at] = await socket.response(input=f"chain {at:03} {said}.", store=False, **after)
+            assert latest[at]["status"] == "completed", latest[at]["error"]
+
+        async def all_turns(said: str) -> None:
+            await asyncio.gather(*(turn(at, socket, said) for at, socket in enumerate(sockets)))
+
+        for number in range(2):
+            await all_turns(f"turn {number}")
+        dead = it.fakes[0]
+        moved = [at for at in range(len(sockets)) if dead in it.readers(f"chain {at:03} ")]
+        await dead.close()
+        dead_prompts = len(dead.prompts)
+        for number in range(2, 5):
+            await all_turns(f"turn {number}")
+        assert len(dead.prompts) == dead_prompts
+        for at in range(len(sockets)):
+            readers = it.readers(f"chain {at:03} turn 0")
+            assert len(readers) == (2 if at in moved else 1)
+        assert it.loops.paused == len(sockets)
+        assert len(it.loops.replicas) == count - 1
+        await dead.start()  # for its end

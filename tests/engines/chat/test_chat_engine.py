@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec import Raw
+from msgspec import Raw, structs
 
 from slipring.base.errors import ApiError, InvalidRequest, RateLimited, ServerError, StartupError
 from slipring.core.chain.head import Head
@@ -1491,3 +1491,14 @@ def test_fields_that_are_too_large_are_not_kept() -> None:
         assert (finished.position.returned.size_bytes > 0) == is_kept
         assert (finished.position.size_bytes > finished.context.size_bytes) == is_kept
         assert deltas
+
+
+def test_dynamo_reads_hints_where_it_is_asked_to() -> None:
+    asked = job(message("user", "a"))
+    assert "nvext" not in body_of(asked)
+    hints = body_of(asked, hints="dynamo")["nvext"]["agent_hints"]
+    assert hints == {"priority": 1, "speculative_prefill": True}
+    warmup = structs.replace(asked, generate=False)
+    assert body_of(warmup, hints="dynamo")["nvext"]["agent_hints"] == {"priority": 0}
+    with pytest.raises(StartupError, match="option 'hints' must be dynamo"):
+        ChatEngine.from_options("http://127.0.0.1:9/v1,hints=all")

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 import aiohttp
 from aiohttp import web
 
+_RETRIED = frozenset({"/v1/completions", "/generate"})
+"""Requests that are sent to another server if theirs does not answer."""
 _HOP = frozenset({"transfer-encoding", "content-length", "connection", "host"})
 
 
@@ -18,6 +20,9 @@ class FakeRouter:
     def __init__(self, urls: Sequence[str]) -> None:
         self.urls = list(urls)
         self.out: set[str] = set()
+        """Servers that get nothing any more."""
+        self.dead: set[str] = set()
+        """Those of them that the router has not missed yet: requests that it does not repeat fail."""
         self.chains: dict[str, str] = {}
         """Where each chain is, by its key."""
         self.unrouted: list[str] = []
@@ -47,6 +52,9 @@ class FakeRouter:
         workers = [{"url": url, "is_healthy": url not in self.out} for url in self.urls]
         return web.json_response({"workers": workers})
 
+    def _at(self, request: web.Request) -> str | None:
+        return self.chains.get(request.headers.get("x-session-id", ""))
+
     def _chosen(self, request: web.Request) -> str:
         there = [url for url in self.urls if url not in self.out]
         key = request.headers.get("x-session-id", "")
@@ -62,6 +70,8 @@ class FakeRouter:
     async def _relay(self, request: web.Request) -> web.StreamResponse:
         assert self._http is not None
         headers = {name: value for name, value in request.headers.items() if name.lower() not in _HOP}
+        if self._at(request) in self.dead and request.path not in _RETRIED:
+            return web.Response(status=502, text="Backend request failed")
         url, body = self._chosen(request) + request.path_qs, await request.read()
         async with self._http.request(request.method, url, data=body, headers=headers) as answer:
             kept = {name: value for name, value in answer.headers.items() if name.lower() not in _HOP}

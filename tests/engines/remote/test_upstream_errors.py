@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipring.base.errors import ApiError, InvalidRequest, NotFound, RateLimited, ServerError
-from slipring.engines.remote.admission_and_retries import RequestFailed, Retryable
+from slipring.engines.remote.admission_and_retries import GatewayFailed, RequestFailed, Retryable
 from slipring.engines.remote.upstream_errors import read_error, refusal, reported
 
 GEMINI = [
@@ -129,7 +129,8 @@ def test_a_model_that_is_not_there_has_its_code(error: Any) -> None:
 @pytest.mark.parametrize(
     ("status", "kind"),
     [
-        *[(status, Retryable) for status in (408, 425, 502, 503, 504, 529)],
+        *[(status, Retryable) for status in (408, 425, 503, 529)],
+        *[(status, GatewayFailed) for status in (502, 504)],
         *[(status, RequestFailed) for status in (409, 500, 501, 599)],
         *[(status, ServerError) for status in (301, 401, 403)],
     ],

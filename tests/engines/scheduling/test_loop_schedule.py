@@ -153,6 +153,19 @@ def test_a_tenant_with_many_loops_does_not_keep_another_out() -> None:
     assert len(loops.demoted) == 4
 
 
+def test_turns_that_never_end_do_not_keep_another_tenant_out_for_ever() -> None:
+    loops = Loops(Rules(capacity=1000, most_running=100))
+    for number in range(10):
+        loops.ask(f"g{number}", 100, "greedy")
+    assert len(loops.started()) == 10
+    loops.ask("more", 100, "greedy")
+    loops.ask("mine", 400, "modest")
+    loops.now += RULES.patience_s
+    assert loops.started() == []
+    loops.now += RULES.patience_s
+    assert loops.started() == ["mine"]
+
+
 def test_the_tenant_that_holds_least_goes_first() -> None:
     loops = Loops()
     first = loops.ask("a", 700, "rich")

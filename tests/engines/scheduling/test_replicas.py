@@ -120,7 +120,8 @@ async def test_a_chain_its_session_its_fork_and_its_prefill_reach_one_replica() 
         assert it.router.unrouted == []
 
 
-async def test_a_replica_that_dies_costs_each_of_its_chains_one_prefill() -> None:
+@pytest.mark.parametrize("is_missed", [True, False])
+async def test_a_replica_that_dies_costs_each_of_its_chains_one_prefill(is_missed: bool) -> None:
     async with fleet(FakeVllmWithSessions, count=3, kv_tokens=KV_TOKENS) as it, AsyncExitStack() as stack:
         sockets = [await stack.enter_async_context(it.server.connect()) for _ in range(6)]
         latest = [(await turns(socket, f"chain {at}", "go on"))[-1] for at, socket in enumerate(sockets)]
@@ -128,6 +129,8 @@ async def test_a_replica_that_dies_costs_each_of_its_chains_one_prefill() -> Non
         moved = [at for at in range(6) if it.replica_of(f"chain {at}") is dead]
         assert len(moved) == 2
         it.router.out.add(dead.url)
+        if not is_missed:
+            it.router.dead.add(dead.url)
         before = {id(fake): len(fake.requests) for fake in it.fakes}
         for at, socket in enumerate(sockets):
             latest[at] = (await turns(socket, "later", after=latest[at]["id"]))[-1]

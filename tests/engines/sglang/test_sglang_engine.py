@@ -313,11 +313,12 @@ async def test_unusable_options_fail_with_one_line() -> None:
                 pass
 
 
-async def test_warmups_yield_to_answers() -> None:
+async def test_loops_that_run_go_first_and_warmups_last() -> None:
     async with running(priorities=True) as (fake, server), server.connect() as socket:
         await socket.response(**ASK, generate=False)
-        await socket.response(**ASK)
-        assert [request["priority"] for request in fake.requests] == [0, 1]
+        first = await socket.response(**ASK)
+        await socket.response(input="more", previous_response_id=first["id"], store=False)
+        assert [request["priority"] for request in fake.requests] == [0, 1, 2]
 
 
 async def test_a_cache_of_sessions_knows_chains_and_their_ends() -> None:

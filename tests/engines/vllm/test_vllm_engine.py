@@ -566,12 +566,33 @@ async def test_routers_are_told_of_chains_and_forks() -> None:
         assert forked["x-dynamo-parent-session-id"] == forked_again["x-dynamo-parent-session-id"] == root
 
 
-@pytest.mark.parametrize(("priorities", "sent"), [(False, [None, None]), (True, [1, 0])])
-async def test_warmups_yield_to_answers(priorities: bool, sent: list[int | None]) -> None:
+@pytest.mark.parametrize(("priorities", "sent"), [(False, [None] * 3), (True, [2, 1, 0])])
+async def test_loops_that_run_go_first_and_warmups_last(priorities: bool, sent: list[int | None]) -> None:
     async with running(priorities=priorities) as (fake, server), server.connect() as socket:
         await socket.response(**ASK, generate=False)
-        await socket.response(**ASK)
+        first = await socket.response(**ASK)
+        await socket.response(input="more", previous_response_id=first["id"], store=False)
         assert [request.get("priority") for request in fake.requests] == sent
+
+
+@pytest.mark.parametrize("hints", ["", "dynamo"])
+async def test_dynamo_reads_hints_where_it_is_asked_to(hints: str) -> None:
+    async with running(hints=hints) as (fake, server), server.connect() as socket:
+        first = await socket.response(**ASK)
+        more = {"input": "more", "previous_response_id": first["id"], "store": False}
+        await socket.response(**more, max_output_tokens=20)
+        one, two = (request.get("nvext") for request in fake.requests)
+        if not hints:
+            assert one is None
+            assert two is None
+            return
+        assert one == {"agent_hints": {"priority": 1, "osl": 256}}
+        assert two == {"agent_hints": {"priority": 2, "osl": 20}}
+
+
+def test_hints_of_another_kind_are_refused() -> None:
+    with pytest.raises(StartupError, match="option 'hints' must be dynamo, not 'other'"):
+        VllmEngine.from_options("http://127.0.0.1:9,hints=other")
 
 
 async def test_dynamo_is_told_of_the_end_of_a_chain() -> None:

@@ -373,3 +373,10 @@ async def test_a_turn_gives_up_what_takes_too_long_to_be_read(monkeypatch: pytes
         assert fake.requests[-1]["prompt"] == fake.prompts[-1]
         assert await fake.closed.get() == session_of(fake.requests[1])
         await prefilled(server)
+
+
+async def test_a_session_has_the_priority_of_a_loop_that_runs() -> None:
+    async with in_front_of(FakeVllmWithSessions(), priorities=True) as (fake, server):
+        async with server.connect() as socket:
+            await turns(socket, "one", "two")
+        assert [request["priority"] for request in fake.requests] == [1, 0]

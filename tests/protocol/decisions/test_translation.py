@@ -2,9 +2,10 @@
 
 import json
 
-from slipring.base.errors import InvalidRequest, ServerError
+from slipring.base.errors import ContextLengthExceeded, InvalidRequest, ServerError
 from slipring.protocol.decisions.translation import DecisionTranslation
 from slipring.protocol.events import Error
+from slipring.protocol.wire import encode
 from tests.protocol.chat_completions.test_answer import response as chat_response
 
 BODY = {"input": "x", "questions": [{"type": "predicate", "instructions": "It is so."}] * 3}
@@ -22,3 +23,14 @@ def test_an_error_names_its_question_if_it_has_one() -> None:
         assert param in named.error.message
     other = Error.of(ServerError("It broke."), "0")
     assert translation.judged(other, first) is other
+
+
+def test_a_question_that_is_too_long_is_not_advised_to_truncate() -> None:
+    translation = DecisionTranslation(2)
+    translation.read(json.dumps(BODY).encode())
+    named = translation.judged(Error.of(ContextLengthExceeded(20, 10), "0"), chat_response())
+    assert isinstance(named, Error)
+    assert named.error.param == "questions[0].instructions"
+    body = json.loads(encode(translation.error(named).body))
+    assert "your input resulted in" in body["error"]["message"]
+    assert "truncation" not in body["error"]["message"]

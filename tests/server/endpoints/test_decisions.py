@@ -206,6 +206,32 @@ async def test_a_safety_check_refuses_the_input_as_a_whole_and_a_question_alone(
         ),
         ({"input": [{"type": "reasoning"}]}, "input[0].type", "invalid_value"),
         ({"input": [{"role": "user", "content": 5, "x": "input_json"}]}, "input[0].content", "invalid_type"),
+        (
+            {"questions": [LATE, {**LATE, "instructions": " "}]},
+            "questions[1].instructions",
+            "missing_required_parameter",
+        ),
+        (
+            {"questions": [{**LATE, "instructions": []}]},
+            "questions[0].instructions",
+            "missing_required_parameter",
+        ),
+        (
+            {"questions": [{**TEAM, "choices": [{"value": "a"}, {"value": ""}]}]},
+            "questions[0].choices[1].value",
+            "invalid_value",
+        ),
+        (
+            {"questions": [{**ANGER, "levels": [{"label": " "}, {"label": "a"}]}]},
+            "questions[0].levels[0].label",
+            "invalid_value",
+        ),
+        ({"questions": [{**ANGER, "levels": [{"label": "a"}] * 2}]}, "questions[0].levels", "invalid_value"),
+        (
+            {"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}]},
+            "input",
+            "invalid_value",
+        ),
         ({"input": []}, "input", "missing_required_parameter"),
         ({"input": ""}, "input", "missing_required_parameter"),
         (

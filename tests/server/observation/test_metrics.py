@@ -24,6 +24,8 @@ from slipring.server.observation.loop_lag import LoopLag
 from slipring.server.observation.metrics import Metrics
 from slipring.server.service import Service
 from tests.api import Api
+from tests.engines.fakes.server import in_front_of
+from tests.engines.fakes.vllm import FakeVllm
 from tests.harness import PuppetEngine, Running, serve
 from tests.observation.snapshot_values import value_of
 from tests.server.admin.watching import ANY_PORT, admin_url
@@ -400,3 +402,14 @@ async def test_other_machines_and_pages_cannot_read_them() -> None:
                 assert answer.status == status
         async with aiohttp.ClientSession() as http, http.get(url, headers={"Origin": "http://x"}) as answer:
             assert answer.status == 403
+
+
+async def test_loops_of_an_engine_without_slots_are_counted() -> None:
+    async with in_front_of(FakeVllm(), kv_tokens=4000) as (_, server), server.connect() as socket:
+        await socket.response(input="hi", store=False)
+        found = samples(server)
+        loops = {each.labels["state"]: each.value for each in found["slipring_engine_loops"]}
+        assert loops == {"running": 0, "paused": 1, "waiting": 0}
+        tokens = {each.labels["state"]: each.value for each in found["slipring_engine_loop_tokens"]}
+        assert sum(tokens.values()) == 3800
+        assert tokens["held"] > 0

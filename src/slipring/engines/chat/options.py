@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from slipring.base.errors import StartupError
 from slipring.engines.options import option, read_address, read_pairs
+from slipring.engines.remote.loop_hints import HINTS_MEANING, require_hints
 from slipring.engines.remote.upstream import UpstreamOptions
 
 _CHOICES = {
@@ -47,6 +48,7 @@ class ChatOptions(UpstreamOptions):
     send_cache_salt: bool = option(
         False, "whether to send `cache_salt`, which separates tenants in vLLM's prefix cache"
     )
+    hints: str = option("", HINTS_MEANING)
     warmup: bool = option(
         False, "whether a warmup sends the context, with a limit of one token, which is dropped"
     )
@@ -56,6 +58,7 @@ def read_options(text: str) -> ChatOptions:
     """Parse what follows ``chat:``. Raises ``StartupError`` with one line."""
     address, pairs = read_address("chat", text, "http://127.0.0.1:11434/v1", path="/v1")
     options = ChatOptions(**address._asdict(), **read_pairs("chat", ChatOptions, pairs))
+    require_hints("chat", options.hints)
     for name, choices in _CHOICES.items():
         if (value := getattr(options, name)) not in choices:
             known = " or ".join(choices)

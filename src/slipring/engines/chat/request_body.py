@@ -13,6 +13,7 @@ from slipring.engines.chat.messages import History, Writer, refuse_unsendable
 from slipring.engines.chat.options import ChatOptions
 from slipring.engines.chat.returned_fields import KeptFields, ReturnedAnswer, StoredFields, kept_with
 from slipring.engines.remote.http_client import spliced
+from slipring.engines.remote.loop_hints import agent_hints
 from slipring.engines.remote.upstream import affinity_key, tenant_salt
 from slipring.prompts.tool_definitions import description_of, flat_name, parameters_of
 from slipring.protocol import wire
@@ -212,6 +213,8 @@ def _sampling(job: Job, options: ChatOptions) -> dict[str, Any]:
         "prompt_cache_key": affinity_key(job) if options.send_cache_key else None,
         "cache_salt": tenant_salt(job.tenant) if options.send_cache_salt else None,
     }
+    if options.hints:
+        asked |= agent_hints(job, prefills=True)
     return {name: value for name, value in asked.items() if value is not None}
 
 

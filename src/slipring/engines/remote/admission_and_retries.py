@@ -65,6 +65,10 @@ class RequestFailed(Retryable):
     """The engine answered with a failure of this one request. The breaker does not count it."""
 
 
+class GatewayFailed(Retryable):
+    """A gateway or router has answered that it could not reach the server behind it, or not in time."""
+
+
 class JobQueue:
     """Lets ``max_jobs`` jobs run at once; ``max_waiting`` more wait, tenants in turn or by a schedule."""
 

@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from slipring.base.errors import ApiError, InvalidRequest, NotFound, RateLimited, ServerError
 from slipring.base.surrogates import repaired
-from slipring.engines.remote.admission_and_retries import RequestFailed, Retryable
+from slipring.engines.remote.admission_and_retries import GatewayFailed, RequestFailed, Retryable
 
 _LONGEST_MESSAGE = 500
 _LONGEST_SEARCHED = 2048
@@ -56,8 +56,9 @@ _CLIENTS_FAULT = re.compile(
 _MESSAGES = ("message", "msg", "detail", "error_message", "title")
 _NAMES = ("code", "type", "status", "status_code", "error_type")
 _KNOWN = (*_NAMES, *_MESSAGES)
-_UNAVAILABLE = frozenset({408, 425, 498, 499, 502, 503, 504, 529})
+_UNAVAILABLE = frozenset({408, 425, 498, 499, 503, 529})
 """Statuses of a server that is not available at the moment."""
+_GATEWAY = frozenset({502, 504})
 _CONFLICT = 409
 
 
@@ -129,6 +130,8 @@ def _api_error(fault: UpstreamError) -> ApiError:
         return _too_long(message)
     if status in _UNAVAILABLE:
         return Retryable("The engine is not available.")
+    if status in _GATEWAY:
+        return GatewayFailed("The engine is not available.")
     if status >= 500 or status == _CONFLICT:
         return RequestFailed("The engine has failed.")
     return _refused_request(status, message, said) if status >= 400 else ServerError()

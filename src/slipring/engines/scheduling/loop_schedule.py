@@ -33,6 +33,9 @@ _FIRST_RATE = 10_000.0
 _LEAST_MEASURED = 1024
 """Prefills of fewer tokens say nothing about the rate."""
 MOST_LISTED = 20
+_OVERDUE = 2.0
+"""A turn of a tenant that has less than its share waits for no more than so many times as long as is patient,
+even if all that others hold belongs to turns that run. The engine then has more than it can hold."""
 _RATE_MEMORY = 0.02
 _GROWTH_MEMORY = 0.02
 _GROWTH_TURNS = 2.0
@@ -403,7 +406,9 @@ class LoopSchedule:
         if self._make_room(first, now):
             return first
         if self._is_late(first, now):
-            return None  # what becomes free is kept for it
+            # What becomes free is kept for it. Turns of others that never end must not keep it out for ever.
+            is_overdue = now - first.asked_at >= _OVERDUE * self.rules.patience_s
+            return first if is_overdue and self._is_poor(first) else None
         room = self._room()
         return next((turn for turn in order if turn.tokens <= room), None)
 
@@ -433,7 +438,7 @@ class LoopSchedule:
     def _victims(self, turn: Turn, now: float) -> list[Loop]:
         """Paused loops that have to make room for a turn, the one last that goes first."""
         share, mean = self._share(), sum(each.tokens for each in self._waiting) / len(self._waiting)
-        is_poor = self._held.get(turn.loop.tenant, 0) + turn.tokens <= share
+        is_poor = self._is_poor(turn)
         is_late = self._is_late(turn, now)
         ranked: list[tuple[int, float, Loop]] = []
         for loop in self._paused:
@@ -447,6 +452,10 @@ class LoopSchedule:
                 ranked.append((0, -loop.resident_since, loop))
         ranked.sort(key=lambda entry: entry[:2])
         return [loop for _, _, loop in ranked]
+
+    def _is_poor(self, turn: Turn) -> bool:
+        """Whether a tenant has no more than its share if it gets this turn."""
+        return self._held.get(turn.loop.tenant, 0) + turn.tokens <= self._share()
 
     def _is_late(self, turn: Turn, now: float) -> bool:
         return now - turn.asked_at >= self.rules.patience_s

@@ -20,6 +20,7 @@ from slipring.core.generation import Job, Settings
 from slipring.engines.constraints.answer_constraint import Constraint
 from slipring.engines.remote.http_client import spliced
 from slipring.engines.remote.http_failures import BadStatus, HttpFailure, Unreadable
+from slipring.engines.remote.loop_hints import urgency
 from slipring.engines.remote.upstream import branch_keys, startup_errors, tenant_salt
 from slipring.engines.tokens.chain_ends import ChainEnds
 from slipring.engines.tokens.job_rendering import data_urls
@@ -157,7 +158,7 @@ class SglangEngine(SessionServer):
             # The server keeps the chain's part of its cache longest, until the chain ends.
             body["session_id"] = branch_keys(job)[0]
         if self.options.priorities:
-            body["priority"] = 1 if job.generate else 0  # the higher value goes first
+            body["priority"] = urgency(job)  # the higher value goes first
         if settings.logprobs and job.generate:
             body |= {"return_logprob": True, "top_logprobs_num": settings.top_logprobs}
         if sent.body.pictures:

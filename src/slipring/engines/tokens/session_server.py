@@ -10,7 +10,7 @@ from slipring.base.errors import ApiError, ServerError, StartupError, forget_fra
 from slipring.core.generation import Delta, Emit, Finished, Job, Prefill
 from slipring.engines.constraints.answer_constraint import Constraint
 from slipring.engines.options import option
-from slipring.engines.remote.admission_and_retries import RequestFailed, Retryable
+from slipring.engines.remote.admission_and_retries import GatewayFailed, RequestFailed, Retryable
 from slipring.engines.remote.upstream import affinity_key
 from slipring.engines.tokens.job_rendering import position_of
 from slipring.engines.tokens.sessions import Addressed, Lease, Protocol, Sessions
@@ -203,7 +203,8 @@ class SessionServer(TokenServer):
 
 
 class _SessionExchange(JobExchange):
-    """Sends the new ids in a session; or, if there is none or it fails before its first token, all ids."""
+    """Sends the new ids in a session; or, if there is none or it fails before its first token, all ids. That
+    includes a session whose replica is gone: routers send a whole prompt to another one."""
 
     def __init__(
         self,
@@ -238,7 +239,7 @@ class _SessionExchange(JobExchange):
                 self.close()
                 if isinstance(error, Mismatch):
                     engine.distrust_sessions()
-                elif isinstance(error, Retryable) and not isinstance(error, RequestFailed):
+                elif isinstance(error, Retryable) and not isinstance(error, RequestFailed | GatewayFailed):
                     raise
                 if self._answer.has_begun:
                     raise

@@ -33,6 +33,7 @@ from slipring.engines.remote.answer_reader import CutOff
 from slipring.engines.remote.answering_replica import DEFAULT_HEADERS, answering_replica, read_names
 from slipring.engines.remote.http_client import Answered
 from slipring.engines.remote.http_failures import HttpFailure
+from slipring.engines.remote.loop_hints import AnswerLengths, goes_on
 from slipring.engines.remote.upstream import (
     RemoteEngine,
     Upstream,
@@ -87,7 +88,9 @@ class TokenServerOptions(UpstreamOptions):
     context: int = option(0, "tokens of context; 0: as many as the server reports")
     images: str = option("auto", "whether the model sees pictures: auto (the server is asked), on or off")
     priorities: bool = option(
-        False, "whether the server schedules by priority: answers then go before warmups"
+        False,
+        "whether the server schedules by priority: turns of loops that run then go before the first turns of"
+        " others, and both before warmups",
     )
     scheduling: bool = option(
         True, "whether turns wait while the server's KV cache cannot hold the contexts of all running loops"
@@ -167,6 +170,7 @@ class TokenServer(RemoteEngine):
         self._prefilling = asyncio.Semaphore(_MOST_PREFILLS)
         self._constraints = ServerConstraints(self._may_send_tags, self._try_out)
         self._replica_headers = read_names(options.replica_header)
+        self.answer_lengths = AnswerLengths()
 
     @classmethod
     @abstractmethod
@@ -283,17 +287,15 @@ class TokenServer(RemoteEngine):
         parent, position = job.parent, position_of(job)
         root_id = job.response_id if parent is None else parent.root_id
         branch, before = job.branch, None if parent is None else parent.branch
-        # A history that begins like another one, without an answer yet, is a chain of its own.
-        goes_on = parent is not None and root_id != job.response_id
         return Need(
             key=job.response_id,
             tokens=tokens,
-            after=parent.id if parent is not None and goes_on and not job.fork else "",
+            after=parent.id if parent is not None and goes_on(job) and not job.fork else "",
             # The branch that a chain begins with is named by the chain's root.
             branch=root_id if branch.parent is None else branch.id,
             source="" if before is None else root_id if before.parent is None else before.id,
             shared=0 if position is None else position.total,
-            replaces=job.recognised and goes_on,
+            replaces=job.recognised and goes_on(job),
             route=affinity_key(job),
         )
 
@@ -310,6 +312,8 @@ class TokenServer(RemoteEngine):
         assert isinstance(finished, Finished)
         position = finished.position
         assert isinstance(position, Rendered)
+        if job.generate:
+            self.answer_lengths.observe(finished.output_tokens)
         if self.chain_ends is not None:
             self.chain_ends.watch(branch_keys(job)[0], position)
         if self.schedule is not None and self._loop_ends is not None and ticket.scheduled is not None:

@@ -22,6 +22,7 @@ from slipring.engines.constraints.answer_constraint import Constraint
 from slipring.engines.options import option
 from slipring.engines.remote.http_client import spliced
 from slipring.engines.remote.http_failures import HttpFailure
+from slipring.engines.remote.loop_hints import HINTS_MEANING, agent_hints, require_hints, urgency
 from slipring.engines.remote.upstream import DYNAMO_FINAL, DYNAMO_SESSION, tenant_salt
 from slipring.engines.tokens.chain_ends import ChainEnds
 from slipring.engines.tokens.model_files import ModelInfo, read_tokenizer
@@ -84,6 +85,11 @@ class VllmOptions(SessionServerOptions):
         False,
         "whether slipring reports the end of a chain to Dynamo, with a request for one token and a header",
     )
+    hints: str = option("", HINTS_MEANING)
+
+
+def _priority(job: Job) -> int:
+    return 2 - urgency(job)  # the lower value goes first
 
 
 class VllmEngine(SessionServer):
@@ -95,6 +101,7 @@ class VllmEngine(SessionServer):
 
     def __init__(self, options: VllmOptions) -> None:
         super().__init__(options)
+        require_hints(self.name, options.hints)
 
     @classmethod
     def from_options(cls, text: str) -> "VllmEngine":
@@ -223,7 +230,9 @@ class VllmEngine(SessionServer):
             is_local = self.renderer.vocabulary.is_local
             body |= {"logprobs": job.settings.top_logprobs, "return_tokens_as_token_ids": is_local}
         if self.options.priorities:
-            body["priority"] = 0 if job.generate else 1  # the lower value goes first
+            body["priority"] = _priority(job)
+        if self.options.hints:
+            body |= agent_hints(job, self.answer_lengths.expected(limit))
         if constraint is not None:
             body["structured_outputs"] = _structured_outputs(constraint)
         pieces = spliced(b'{"prompt":[', sent.json_pieces(), b"]," + wire.encode(body)[1:])
@@ -254,7 +263,7 @@ class VllmEngine(SessionServer):
                 sampling["logprobs"] = job.settings.top_logprobs
         if constraint is not None:
             sampling["structured_outputs"] = _structured_outputs(constraint)
-        body = {
+        body: dict[str, Any] = {
             "session": addressed.id,
             "held": addressed.held,
             "sampling": sampling,
@@ -262,6 +271,8 @@ class VllmEngine(SessionServer):
             "cache_salt": tenant_salt(job.tenant),
             "idle_s": self.options.session_idle_s,
         }
+        if self.options.priorities:
+            body["priority"] = _priority(job)
         pieces = spliced(b'{"prompt":[', addressed.pieces, b"]," + wire.encode(body)[1:])
         headers = self._upstream.affinity_headers(job)
         return Request(_SESSIONS, pieces, headers, partial(_Parser, self, job.settings.top_logprobs))

@@ -96,6 +96,7 @@ class DecisionRequest(Struct):
 
 class _Item(Struct):
     type: str = "message"
+    call_id: object = None
 
 
 _request = msgspec.json.Decoder(DecisionRequest)
@@ -122,12 +123,31 @@ def read_questions(sent: Raw) -> list[Asked]:
         raise wire.too_many(MOST_QUESTIONS, "questions", "questions")
     asked = [wire.decode(_asked, entry, where=f"questions[{index}]") for index, entry in enumerate(entries)]
     for index, question in enumerate(asked):
-        if isinstance(question, ChoiceQuestion):
-            values = [(type(each.value), each.value) for each in question.choices]
-            if len(set(values)) < len(values):
-                where = f"questions[{index}].choices"
-                raise InvalidRequest.at(where, "a value occurs twice")
+        _require_words(question, f"questions[{index}]")
     return asked
+
+
+def _require_words(question: Asked, where: str) -> None:
+    """Refuse a question that asks nothing, or whose options cannot be told apart."""
+    instructions = question.instructions
+    texts = (
+        [instructions]
+        if isinstance(instructions, str)
+        else [getattr(each, "text", "…") for each in instructions]
+    )
+    if not any(map(str.strip, texts)):
+        raise wire.missing(f"{where}.instructions")
+    if isinstance(question, PredicateQuestion):
+        return
+    if isinstance(question, ChoiceQuestion):
+        place, field, options = "choices", "value", [each.value for each in question.choices]
+    else:
+        place, field, options = "levels", "label", [each.label for each in question.levels]
+    for index, option in enumerate(options):
+        if isinstance(option, str) and not option.strip():
+            raise InvalidRequest.at(f"{where}.{place}[{index}].{field}", "it is empty")
+    if len({(type(option), option) for option in options}) < len(options):
+        raise InvalidRequest.at(f"{where}.{place}", f"a {field} occurs twice")
 
 
 def read_input(sent: Raw) -> Raw:
@@ -138,11 +158,24 @@ def read_input(sent: Raw) -> Raw:
         return sent
     wire.require_few(sent, _MOST_ITEMS, "input", "items")
     entries = wire.decode(_raw_list, sent, where="input")
-    return wire.raw([_read_item(entry, f"input[{index}]") for index, entry in enumerate(entries)])
+    open_calls: dict[object, None] = {}
+    read = [_read_item(entry, f"input[{index}]", open_calls) for index, entry in enumerate(entries)]
+    if open_calls:
+        raise InvalidRequest(
+            f"No tool output found for function call {next(iter(open_calls))}.", param="input"
+        )
+    return wire.raw(read)
 
 
-def _read_item(entry: Raw, where: str) -> Raw:
-    kind = wire.decode(_item, entry, where=where).type
+def _read_item(entry: Raw, where: str, open_calls: dict[object, None]) -> Raw:
+    """An item as the Responses API takes it. ``open_calls``: the ids of calls that have no output so far."""
+    item_type = wire.decode(_item, entry, where=where)
+    kind = item_type.type
+    if isinstance(item_type.call_id, str):
+        if kind.endswith("_call"):
+            open_calls[item_type.call_id] = None
+        else:
+            open_calls.pop(item_type.call_id, None)
     if kind not in _ITEM_TYPES:
         raise InvalidRequest.at(
             f"{where}.type", f"'{kind[:64]}' is no item of an input for decisions", code="invalid_value"

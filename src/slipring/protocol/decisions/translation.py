@@ -22,6 +22,7 @@ _MOST_LOGPROBS = 20
 _MOST_TOKENS = 8
 """Of an answer: a label, and white space before it."""
 _BLOCKED = "invalid_prompt"
+_TOO_LONG = "context_length_exceeded"
 _NO_ANSWER = (
     "Invalid 'model': it thinks before it answers, so that no probabilities can be read of its first token."
 )
@@ -103,7 +104,8 @@ class DecisionTranslation(Translation):
             return event
         index = int(lane) + self._lanes * len(self._ended.get(int(lane), ()))
         place = f"questions[{index}].instructions"
-        renamed = structs.replace(body, message=body.message.replace(body.param, place), param=place)
+        message = body.message if body.code == _TOO_LONG else body.message.replace(body.param, place)
+        renamed = structs.replace(body, message=message, param=place)
         return structs.replace(event, error=renamed)
 
     def ends(self, event: ResponseEvent) -> bool:
@@ -129,6 +131,9 @@ class DecisionTranslation(Translation):
             body = structs.replace(
                 body, message="Invalid 'model': this model does not return logprobs.", param="model"
             )
+        if body.code == _TOO_LONG:
+            # There is no such field here.
+            body = structs.replace(body, message=body.message.replace(", or set truncation to 'auto'", ""))
         return super().error(structs.replace(error, error=body))
 
 

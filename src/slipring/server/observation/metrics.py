@@ -272,12 +272,12 @@ def _engine(name: str, engine: Engine) -> Iterator[Reading]:
         busy = sum(slot.state == "busy" for slot in status.slots)
         yield table.ENGINE_SLOTS, (name, "busy"), busy
         yield table.ENGINE_SLOTS, (name, "idle"), len(status.slots) - busy
-        if (loops := status.loops) is not None:
-            yield table.ENGINE_LOOPS, (name, "running"), loops.running
-            yield table.ENGINE_LOOPS, (name, "paused"), loops.paused
-            yield table.ENGINE_LOOPS, (name, "waiting"), loops.waiting
-            yield table.ENGINE_LOOP_TOKENS, (name, "held"), loops.held_tokens
-            yield table.ENGINE_LOOP_TOKENS, (name, "free"), max(loops.capacity_tokens - loops.held_tokens, 0)
+    if (loops := status.loops) is not None:
+        yield table.ENGINE_LOOPS, (name, "running"), loops.running
+        yield table.ENGINE_LOOPS, (name, "paused"), loops.paused
+        yield table.ENGINE_LOOPS, (name, "waiting"), loops.waiting
+        yield table.ENGINE_LOOP_TOKENS, (name, "held"), loops.held_tokens
+        yield table.ENGINE_LOOP_TOKENS, (name, "free"), max(loops.capacity_tokens - loops.held_tokens, 0)
     if status.saved_memory is not None:
         yield table.ENGINE_SAVED_BYTES, (name,), status.saved_memory.used_bytes
 

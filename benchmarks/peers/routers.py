@@ -1,0 +1,457 @@
+"""Chains over several real vLLM servers behind routers: where they go, and what a lost replica costs.
+
+``make routers`` starts vLLM servers of the CPU build with the tiny model, smg and vllm-router in front of
+them, and slipring in front of those: the engine ``vllm`` through vllm-router, with sessions and without, and
+``chat`` through smg, which takes no token ids. It checks, for each number of replicas:
+
+- 100 chains with forks and warmups spread; every turn finds the context of the turn before;
+- a replica that is drained, and one that is killed, cost each of its chains one prefill and no turn;
+- more loops than fit the caches: slipring counts them on each replica.
+
+Ends with an error if one of these does not hold. Needs ``.peers`` (``benchmarks/peers/setup.py``) and
+``.venv-router``.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import aiohttp
+from servers import MODEL, ROOT, VLLM_PYTHON, cpu_environment, free_port
+
+ROUTERS = ROOT / ".venv-router" / "bin"
+BLOCKS, BLOCK = 480, 128
+"""The KV cache of each replica, for 61,440 tokens."""
+WORDS = 700
+"""Of the first message of a chain, which no other chain begins with."""
+WHOLE = 500
+"""A turn that prefills more tokens than this has not found its context."""
+CHAINS, AT_ONCE = 100, 10
+HEALTH = (
+    *("--worker-startup-check-interval", "1", "--health-check-interval-secs", "1"),
+    *("--health-check-timeout-secs", "5", "--health-failure-threshold", "2"),
+    *("--health-success-threshold", "1"),
+)
+
+
+@dataclass
+class Way:
+    """How slipring reaches the replicas."""
+
+    name: str
+    command: tuple[str, ...]
+    engine: str
+    counts_replicas: bool = True
+    """Whether its loops are scheduled, which needs token ids."""
+
+
+WAYS = [
+    Way(
+        "vllm-router", ("vllm-router", "--policy", "consistent_hash"), "vllm:URL,tokenizer=FILES,sessions=off"
+    ),
+    Way(
+        "vllm-router, sessions",
+        ("vllm-router", "--policy", "consistent_hash"),
+        "vllm:URL,tokenizer=FILES,sessions=on",
+    ),
+    Way("smg", ("smg", "launch", "--policy", "consistent_hashing"), "chat:URL/v1,model=tiny", False),
+]
+
+
+class Program:
+    """A process that answers at an address. Its output goes to a file."""
+
+    def __init__(
+        self, name: str, command: Sequence[str], url: str, health: str, log: Path, **env: str
+    ) -> None:
+        self.name, self.command, self.url, self._health = name, command, url, health
+        self._log, self._env = log, env
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        known = {key: value for key, value in os.environ.items() if not key.startswith("SLIPRING_")}
+        with self._log.open("ab") as file:
+            self._process = await asyncio.create_subprocess_exec(
+                *self.command, stdout=file, stderr=file, env={**known, **self._env}, start_new_session=True
+            )
+
+    async def ready(self, http: aiohttp.ClientSession, timeout_s: float = 600) -> None:
+        async with asyncio.timeout(timeout_s):
+            while not await _answers(http, self.url + self._health):
+                if self.has_ended:
+                    raise RuntimeError(f"{self.name} has ended: {self._log.read_text()[-3000:]}")
+                await asyncio.sleep(0.3)
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process is None or self._process.returncode is not None
+
+    async def end(self, by: signal.Signals = signal.SIGTERM) -> None:
+        process = self._process
+        if process is None or self.has_ended:
+            return
+        os.killpg(process.pid, by)
+        try:
+            await asyncio.wait_for(process.wait(), 30)
+        except TimeoutError:
+            os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+
+
+async def _answers(http: aiohttp.ClientSession, url: str) -> bool:
+    try:
+        async with http.get(url) as answer:
+            return answer.status == 200
+    except (aiohttp.ClientError, TimeoutError):
+        return False
+
+
+@dataclass
+class Chain:
+    """One client's chain: what it prefilled, turn by turn."""
+
+    name: str
+    socket: aiohttp.ClientWebSocketResponse
+    last: str | None = None
+    prefilled: list[int] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+    async def turn(self, text: str, *, lane: str = "", generate: bool = True) -> int:
+        """Run one turn; returns how many tokens it has prefilled. A lane other than the first forks."""
+        asked: dict[str, Any] = {"type": "response.create", "model": "tiny", "input": text, "store": False}
+        asked |= {"max_output_tokens": 8, "temperature": 0}
+        if self.last is not None:
+            asked["previous_response_id"] = self.last
+        if lane:
+            asked["stream_id"] = lane
+        if not generate:
+            asked["generate"] = False
+        await self.socket.send_json(asked)
+        while True:
+            event = await self.socket.receive_json(timeout=300)
+            if event["type"] == "error" or event["type"] == "response.failed":
+                error = event.get("error") or event["response"]["error"]
+                self.failures.append(json.dumps(error))
+                return 0
+            if event["type"] in ("response.completed", "response.incomplete"):
+                break
+        response = event["response"]
+        usage = response["usage"]
+        prefilled = int(usage["input_tokens"] - usage["input_tokens_details"]["cached_tokens"])
+        if not lane:
+            self.last = response["id"]
+            self.prefilled.append(prefilled)
+        return prefilled
+
+
+class Stage:
+    """Replicas, and one way to reach them."""
+
+    def __init__(
+        self,
+        http: aiohttp.ClientSession,
+        replicas: list[Program],
+        way: Way,
+        router: str,
+        url: str,
+        admin: str,
+    ) -> None:
+        self.http, self.replicas, self.way, self.router, self._url = http, replicas, way, router, url
+        self._admin = admin
+        self._number = 0
+
+    @asynccontextmanager
+    async def chain(self) -> AsyncIterator[Chain]:
+        self._number += 1
+        name = f"{self.way.name} {time.time():.3f} {self._number}"
+        async with self.http.ws_connect(f"{self._url}/v1/responses", max_msg_size=0) as socket:
+            yield Chain(name, socket)
+
+    async def begin(self, chain: Chain) -> None:
+        await chain.turn(f"{chain.name}: " + " ".join(f"{chain.name} {at}" for at in range(WORDS // 8)))
+
+    async def requests(self) -> list[int]:
+        """How many requests each replica has answered; 0 for one that does not answer."""
+        return [int(await self._metric(each.url, "vllm:request_success_total{")) for each in self.replicas]
+
+    async def held(self) -> float:
+        """The tokens of all caches that slipring schedules."""
+        return await self._metric(self._admin, "slipring_engine_loop_tokens{")
+
+    async def _metric(self, url: str, prefix: str) -> float:
+        try:
+            async with self.http.get(f"{url}/metrics") as answer:
+                lines = (await answer.text()).splitlines()
+        except aiohttp.ClientError:
+            return 0.0
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(prefix))
+
+    async def workers(self) -> list[dict[str, Any]]:
+        async with self.http.get(f"{self.router}/workers") as answer:
+            return list((await answer.json())["workers"])
+
+    async def drain(self, replica: Program) -> None:
+        """Take a replica out of the router."""
+        if self.way.command[0] == "smg":
+            (id,) = [each["id"] for each in await self.workers() if each["url"] == replica.url]
+            await self._sent("DELETE", f"/workers/{id}")
+        else:
+            await self._sent("POST", f"/remove_worker?url={replica.url}")
+        async with asyncio.timeout(120):  # it may be listed for some time after it is not chosen any more
+            while any(each["url"] == replica.url for each in await self.workers()):  # noqa: ASYNC110
+                await asyncio.sleep(0.3)
+
+    async def restore(self, replica: Program) -> None:
+        if self.way.command[0] == "smg":
+            await self._sent("POST", "/workers", {"url": replica.url})
+        else:
+            await self._sent("POST", f"/add_worker?url={replica.url}")
+        await self.until(lambda urls: replica.url in urls)
+
+    async def _sent(self, method: str, path: str, body: Any = None) -> None:
+        async with self.http.request(method, self.router + path, json=body) as answer:
+            if answer.status >= 300:
+                raise RuntimeError(f"{method} {path}: {answer.status} {await answer.text()}")
+
+    async def until(self, holds: Any) -> None:
+        async with asyncio.timeout(120):
+            while True:
+                workers = await self.workers()
+                # smg lists servers as healthy that it does not choose yet.
+                there = [each for each in workers if each.get("status", "ready") == "ready"]
+                if holds({each["url"] for each in there if each.get("is_healthy", True)}):
+                    return
+                await asyncio.sleep(0.3)
+
+
+broken: list[str] = []
+"""The promises that did not hold."""
+
+
+def require(holds: bool, words: str) -> None:
+    print(f"  {'ok' if holds else 'BROKEN'}: {words}", flush=True)
+    if not holds:
+        broken.append(words)
+
+
+async def spread(stage: Stage) -> None:
+    """100 chains with forks and warmups."""
+    before = await stage.requests()
+    lost: Counter[str] = Counter()
+    failures: list[str] = []
+    gate = asyncio.Semaphore(AT_ONCE)
+
+    async def run() -> None:
+        async with gate, stage.chain() as chain:
+            await stage.begin(chain)
+            for said in ("one", "two"):
+                lost["turn"] += await chain.turn(said) > WHOLE
+            lost["fork"] += await chain.turn("a fork", lane="fork") > WHOLE
+            lost["warmup"] += await chain.turn("read this", generate=False) > WHOLE
+            lost["turn after the warmup"] += await chain.turn("three") > WHOLE
+            failures.extend(chain.failures)
+
+    await asyncio.gather(*(run() for _ in range(CHAINS)))
+    after = await stage.requests()
+    served = [new - old for old, new in zip(before, after, strict=True)]
+    least = CHAINS // len(served) // 4
+    require(not failures, f"no turn failed {failures[:2]}")
+    require(not any(lost.values()), f"every turn, fork and warmup found its context {dict(lost)}")
+    require(min(served) >= least, f"chains spread: requests by replica {served}")
+
+
+async def lose(stage: Stage, replica: Program, how: str) -> None:
+    """Chains of which some are on a replica that is lost."""
+    async with AsyncExitStack() as stack:
+        count = 6 * len(stage.replicas)
+        chains = [await stack.enter_async_context(stage.chain()) for _ in range(count)]
+        await asyncio.gather(*map(stage.begin, chains))
+        await asyncio.gather(*(chain.turn("before") for chain in chains))
+        if how == "killed":
+            await replica.end(signal.SIGKILL)
+        else:
+            await stage.drain(replica)
+        for said in ("after", "and after that", "and then"):
+            await asyncio.gather(*(chain.turn(said) for chain in chains))
+        failures = [each for chain in chains for each in chain.failures]
+        lost = [sum(tokens > WHOLE for tokens in chain.prefilled[2:]) for chain in chains]
+        first = [sum(tokens > WHOLE for tokens in chain.prefilled[1:2]) for chain in chains]
+        require(not failures, f"{how}: no turn of {count} chains failed {failures[:2]}")
+        moved = sum(map(bool, lost))
+        words = f"{how}: {moved} of {count} chains prefilled their context again, {sum(lost)} times in all"
+        require(max(lost) <= 1 and 0 < moved < count and not any(first), words)
+
+
+async def fill(stage: Stage) -> None:
+    """More loops than fit the caches of all replicas, in turn."""
+    async with AsyncExitStack() as stack:
+        room = BLOCKS * BLOCK * len(stage.replicas)
+        chains = [await stack.enter_async_context(stage.chain()) for _ in range(10 * len(stage.replicas))]
+
+        async def run(chain: Chain) -> None:
+            await stage.begin(chain)
+            for turn in range(4):
+                await chain.turn(" ".join(f"{chain.name} {turn} {at}" for at in range(90)))
+
+        began = time.monotonic()
+        await asyncio.gather(*map(run, chains))
+        seconds = time.monotonic() - began
+        failures = [each for chain in chains for each in chain.failures]
+        # Every later turn adds about as much as the first one.
+        again = sum(tokens > 1.5 * chain.prefilled[0] for chain in chains for tokens in chain.prefilled[1:])
+        require(not failures, f"filled: no turn of {len(chains)} loops failed {failures[:2]}")
+        words = f"{again} of {4 * len(chains)} later turns prefilled more than they added, {seconds:.0f} s"
+        print(f"  filled: {words}", flush=True)
+        if stage.way.counts_replicas:
+            scheduled = await stage.held()
+            require(0.9 * room < scheduled <= room, f"filled: {scheduled:.0f} of {room} tokens are scheduled")
+
+
+@asynccontextmanager
+async def replicas(http: aiohttp.ClientSession, count: int, logs: Path) -> AsyncIterator[list[Program]]:
+    """vLLM servers with the plugin of this checkout."""
+    found = []
+    for number in range(count):
+        port = free_port()
+        command = [
+            *(str(VLLM_PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1"),
+            *(
+                "--port",
+                str(port),
+                "--model",
+                str(MODEL),
+                "--served-model-name",
+                "tiny",
+                "--dtype",
+                "float32",
+            ),
+            *(
+                "--max-model-len",
+                "16384",
+                "--max-num-seqs",
+                "32",
+                "--enforce-eager",
+                "--block-size",
+                str(BLOCK),
+            ),
+            *("--num-gpu-blocks-override", str(BLOCKS), "--enable-prompt-tokens-details"),
+            *("--uvicorn-log-level", "error"),
+        ]
+        env = {
+            **cpu_environment(1),
+            **{"VLLM_PLUGINS": "slipring_sessions", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"},
+            **{"PYTHONPATH": str(ROOT / "src"), "VLLM_LOGGING_LEVEL": "WARNING"},
+        }
+        log = logs / f"vllm{number}.log"
+        found.append(Program(f"vLLM {number}", command, f"http://127.0.0.1:{port}", "/health", log, **env))
+    try:
+        for each in found:
+            await each.start()
+        for each in found:
+            await each.ready(http)
+        yield found
+    finally:
+        await asyncio.gather(*(each.end() for each in found))
+
+
+async def revived(http: aiohttp.ClientSession, servers: list[Program]) -> list[Program]:
+    """Start those again that were killed."""
+    for each in servers:
+        if each.has_ended:
+            await each.start()
+    for each in servers:
+        await each.ready(http)
+    return list(servers)
+
+
+@asynccontextmanager
+async def reached(
+    http: aiohttp.ClientSession, way: Way, servers: list[Program], logs: Path
+) -> AsyncIterator[Stage]:
+    name, *rest = way.command
+    ports = [free_port() for _ in range(4)]
+    router = Program(
+        name,
+        [
+            *(str(ROUTERS / name), *rest, "--host", "127.0.0.1", "--port", str(ports[0])),
+            *("--prometheus-host", "127.0.0.1", "--prometheus-port", str(ports[1]), *HEALTH),
+            *("--log-level", "error", "--worker-urls", *(each.url for each in servers)),
+        ],
+        f"http://127.0.0.1:{ports[0]}",
+        "/v1/models",
+        logs / f"{name}.log",
+    )
+    engine = way.engine.replace("URL", router.url).replace("FILES", str(MODEL))
+    slipring = Program(
+        "slipring",
+        [
+            *(sys.executable, "-m", "slipring", "serve", "--port", str(ports[2]), "--engine", engine),
+            *("--log-level", "warning", "--admin", f"127.0.0.1:{ports[3]}", "--recognised-s", "0"),
+        ],
+        f"http://127.0.0.1:{ports[2]}",
+        "/v1/models",
+        logs / "slipring.log",
+        PYTHONPATH=str(ROOT / "src"),
+    )
+    admin = f"http://127.0.0.1:{ports[3]}"
+    stage = Stage(http, servers, way, router.url, slipring.url, admin)
+    try:
+        await router.start()
+        await router.ready(http)
+        await stage.until(lambda urls: len(urls) == len(servers))
+        await slipring.start()
+        await slipring.ready(http)
+        yield stage
+    finally:
+        await slipring.end()
+        await router.end()
+
+
+async def run(counts: Sequence[int], ways: Sequence[Way], logs: Path) -> bool:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120)) as http:
+        for count in counts:
+            began = time.monotonic()
+            async with replicas(http, count, logs) as servers:
+                print(f"{count} vLLM servers after {time.monotonic() - began:.0f} s", flush=True)
+                for way in ways:
+                    print(f"{count} replicas, {way.name}", flush=True)
+                    async with reached(http, way, servers, logs) as stage:
+                        await spread(stage)
+                        await fill(stage)
+                        await lose(stage, servers[-1], "drained")
+                        await stage.restore(servers[-1])
+                alive = list(servers)
+                for way in ways:
+                    if len(alive) < 2:
+                        alive = await revived(http, servers)
+                    print(f"{len(alive)} replicas, {way.name}", flush=True)
+                    async with reached(http, way, list(alive), logs) as stage:
+                        await lose(stage, alive.pop(0), "killed")
+    if broken:
+        print((logs / "slipring.log").read_text()[-3000:])
+    return not broken
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--replicas", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--ways", nargs="+", choices=[way.name for way in WAYS], default=None)
+    args = parser.parse_args()
+    ways = [way for way in WAYS if args.ways is None or way.name in args.ways]
+    with TemporaryDirectory(prefix="slipring-routers-") as logs:
+        return 0 if asyncio.run(run(args.replicas, ways, Path(logs))) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
