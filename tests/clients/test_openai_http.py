@@ -18,6 +18,7 @@ from pydantic import BaseModel
 
 from slipring.core.limits import Limits
 from tests.harness import WEATHER, PuppetEngine
+from tests.pictures import PIXEL
 from tests.relay import Served
 from tests.test_compatibility import ITEM_SAMPLES
 
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("compiled_here")
 Json = dict[str, Any]
 MODEL = "simulated"
 PATCH = {"type": "custom", "name": "apply_patch", "description": "Change a file", "format": {"type": "text"}}
-IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
+IMAGE = {"type": "input_image", "image_url": PIXEL}
 
 
 # One interface for both clients ----------------------------------------------------------------------

@@ -292,6 +292,13 @@ WAYS = [
         'ignored_tools = ["web_search", "image_generation"]',
         ("web_search", "image_generation"),
     ),
+    (
+        "image_host",
+        ["--image-host", "a.example", "--image-host", "b.example:8443"],
+        {"SLIPRING_IMAGE_HOSTS": "a.example,b.example:8443"},
+        'image_hosts = ["a.example", "b.example:8443"]',
+        ("a.example", "b.example:8443"),
+    ),
     ("mcp_urls", ["--mcp-urls", "public"], {"SLIPRING_MCP_URLS": "public"}, 'mcp_urls = "public"', "public"),
     (
         "log_level",

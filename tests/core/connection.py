@@ -18,6 +18,7 @@ from msgspec import Raw, structs
 
 from slipring.base.errors import ApiError, InvalidRequest, ModelNotFound, ServerError
 from slipring.core.byte_ledger import Ledger
+from slipring.core.chain.fetched_images import Fetched
 from slipring.core.chain.head import Head, KnownHeads
 from slipring.core.chain.hosted_items import call_item
 from slipring.core.chain.known_contexts import KnownContexts, KnownItems
@@ -46,6 +47,7 @@ from slipring.core.session.actions import (
     Counted,
     CountTokens,
     EndPrefill,
+    FetchImages,
     Flush,
     Generate,
     Inspect,
@@ -149,6 +151,13 @@ class Server:
         )
         self._minted: Counter[str] = Counter()
 
+    @classmethod
+    def fetching_images(cls, **limits: float) -> "Server":
+        """A server whose operator allows hosts of images."""
+        server = cls(**limits)
+        server.ports = structs.replace(server.ports, fetches_images=True)
+        return server
+
     def mint(self, prefix: str) -> str:
         """`resp_1`, `resp_2`, `call_1`, …: the same in every run."""
         self._minted[prefix] += 1
@@ -251,6 +260,7 @@ class Connection:
     """What the engine says when it accepts a job."""
 
     resolves: dict[Turn, ResolveTools]
+    fetches: dict[Turn, FetchImages]
     listings: dict[Turn, ListTools]
     _has_left = False
     fault: Exception | None = None
@@ -293,7 +303,7 @@ class Connection:
         self.checks_appended: list[CompileAppended] = []
         self.weighs: dict[Turn, CountTokens] = {}
         self.starts: dict[Turn, Generate] = {}
-        self.resolves, self.listings = {}, {}
+        self.resolves, self.listings, self.fetches = {}, {}, {}
         self.claims: dict[Turn, ClaimApprovals] = {}
         self.calls: dict[str, CallTool] = {}
         """Hosted calls that run, by the id of their item."""
@@ -470,6 +480,10 @@ class Connection:
         if any(turn.asked.lane == lane for turn in self.listings):
             self.list_tools(lane)
         return self.events[before:]
+
+    def fetch(self, fetched: Fetched, lane: str | None = None) -> list[Json]:
+        """The images that a request names by URL were fetched, or could not be."""
+        return self.done(self.fetches.pop(self._at(self.fetches, lane)), fetched)
 
     def find_servers(self, lane: str | None = None, **changes: Any) -> list[Json]:
         """The MCP servers of a request are known. ``changes``: fields of all. Each built-in tool is answered
@@ -680,6 +694,7 @@ class Connection:
             Generate: self.starts,
             Load: self.loads,
             ResolveTools: self.resolves,
+            FetchImages: self.fetches,
             ListTools: self.listings,
             ClaimApprovals: self.claims,
             Save: self.saves,

@@ -1,14 +1,19 @@
 """Images reach a model that sees them, within bounds; others are refused before anything is generated."""
 
+import json
+
 import pytest
 
-from slipring.base.errors import InvalidRequest
+from slipring.base.errors import InvalidPrompt, InvalidRequest
+from slipring.core.chain import fetched_images
 from slipring.core.chain.state import Carry
+from slipring.core.checks.policies import Check, Policy
 from slipring.core.generation import Capabilities
 from slipring.core.limits import Limits
-from slipring.core.sight import Sight
+from slipring.core.sight import Sight, sight_of
 from slipring.protocol import wire
 from slipring.protocol.items import Item, read_item
+from slipring.protocol.pictures.item_pictures import pictures
 from tests.core.connection import Connection, Json, Server, message, only_error
 from tests.pictures import PIXEL, data_url, gif, png, webp
 
@@ -129,3 +134,61 @@ def test_a_context_of_another_model_is_refused_if_this_one_does_not_see_all_of_i
     assert (refused.value.code, refused.value.param) == ("unsupported_parameter", "model")
     able = Capabilities(images=True, resolves_urls=True, files=True)
     Sight(able, LIMITS).refuse_context(Carry(attached=(attached,), pictures=1))
+
+
+URL = "https://a.example/b.png"
+
+
+def test_a_model_sees_the_images_that_were_fetched():
+    connection = Connection(Server.fetching_images())
+    screen = {"type": "computer_screenshot", "image_url": URL}
+    sent = [
+        message([{"type": "input_text", "text": "a"}, image(URL), image()]),
+        {"type": "computer_call", "call_id": "c", "actions": []},
+        {"type": "computer_call_output", "call_id": "c", "output": screen},
+        message("b"),
+    ]
+    connection.create(model="able", input=sent)
+    (asked,) = connection.fetches.values()
+    assert asked.urls == (URL,)
+    connection.fetch({URL: data_url(png(30, 20))})
+    job = connection.job()
+    assert [[each.width for each in pictures(item)] for item in job.input] == [[30, 1], [], [30], []]
+    first = connection.finish()
+    state = connection.cache.find("resp_1")
+    assert first
+    assert state is not None
+    assert [json.loads(item.raw) for item in state.input] == sent
+    assert fetched_images.opened(state.input, {URL: PIXEL}) == state.input
+    connection.create(model="able", previous="resp_1", input="so?")
+    assert connection.job().parent is state, "what was fetched is not fetched again"
+
+
+def test_an_image_that_was_not_fetched_or_is_beyond_the_limits_is_refused_by_its_field():
+    connection = Connection(Server.fetching_images(max_picture_pixels=100))
+    connection.create(model="able", input=[message("a"), message([image(URL)])])
+    error = only_error(
+        connection.fetch({URL: InvalidRequest("it is gone.", code="failed_to_download_image")})
+    )
+    assert error["error"]["message"] == "Invalid 'input[1].content[0].image_url': it is gone."
+    assert error["error"]["code"] == "failed_to_download_image"
+    connection.create(model="able", input=[message([image(URL), image(None, file_id="f")])])
+    error = only_error(connection.fetch({URL: PIXEL}))
+    assert error["error"]["param"] == "input[0].content[1].file_id"
+    connection.create(model="able", input=[message([image(URL)])])
+    assert only_error(connection.fetch({URL: data_url(png(30, 20))}))["error"]["code"] == "image_too_large"
+
+
+def test_nothing_is_fetched_for_a_model_that_cannot_see():
+    connection = Connection(Server.fetching_images())
+    error = only_error(connection.create(input=[message([image(URL)])]))
+    assert error["error"]["code"] == "unsupported_parameter"
+
+
+def test_a_check_that_is_closed_to_images_refuses_them():
+    policy = Policy((Check("a"), Check("b", subjects=("answer",), on_images="closed")))
+    assert sight_of(SEES, LIMITS, policy).shows_images
+    sight = sight_of(SEES, LIMITS, Policy((*policy.checks, Check("c", on_images="closed"))))
+    assert not sight.shows_images
+    with pytest.raises(InvalidPrompt, match="safety check 'c' cannot read"):
+        sight.refuse_unseen([shown(image())])

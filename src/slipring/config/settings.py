@@ -275,6 +275,13 @@ class Config:
         metavar="TYPE",
         plural="ignored_tools",
     )
+    image_host: tuple[str, ...] = _setting(
+        (),
+        "host from which images are fetched that requests name by URL, with its port unless that is the"
+        " usual one; others are refused",
+        metavar="HOST",
+        plural="image_hosts",
+    )
     log_level: str = _setting(
         "info", f"lowest level of messages to log: {', '.join(LOG_LEVELS)}", rule=_LOG_LEVEL, metavar="LEVEL"
     )

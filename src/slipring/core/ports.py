@@ -39,6 +39,8 @@ class Ports(Struct, frozen=True):
     """What safety checks have said about items."""
     ignored_tools: frozenset[str] = frozenset()
     """Types of tools that requests may list although nothing answers them."""
+    fetches_images: bool = False
+    """Whether images that requests name by URL are fetched."""
 
 
 class Betas(Struct, frozen=True):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from slipring.base.errors import InvalidPrompt, InvalidRequest, UnsupportedParameter
+from slipring.core.chain.fetched_images import fetched_form
 from slipring.core.chain.state import Carry
 from slipring.core.checks.policies import Check, Policy
 from slipring.core.generation import Capabilities
@@ -46,9 +47,11 @@ class Sight(Struct, frozen=True):
     def refuse_unseen(self, items: Sequence[Item]) -> None:
         """Refuse images and files in new items that the model does not see, and images beyond the limits."""
         for index, item in enumerate(items):
-            # What an item was opened with has passed here before, or this server has made it.
-            if item.opened is None and may_have_images(item):
-                self._refuse_in(item, index)
+            # What an item was opened with has passed here before, or this server has made it; except for
+            # images that were fetched.
+            new = item if item.opened is None else fetched_form(item)
+            if new is not None and may_have_images(new):
+                self._refuse_in(new, index)
 
     def refuse_context(self, carry: Carry) -> None:
         """Refuse a context with this carry if it has what the model does not see, or too many images."""

@@ -34,6 +34,7 @@ from slipring.core.session.actions import (
     CountRefusal,
     CountTokens,
     EndPrefill,
+    FetchImages,
     Flush,
     Generate,
     Inspect,
@@ -70,7 +71,7 @@ log = logging.getLogger("slipring")
 
 _GOING_AWAY = 1001
 _WORK = frozenset(
-    {Generate, Load, ResolveTools, ListTools, CompileGrammars, ClaimApprovals, CountTokens, Save}
+    {Generate, Load, ResolveTools, FetchImages, ListTools, CompileGrammars, ClaimApprovals, CountTokens, Save}
 )
 """Work that takes time."""
 Subject = Turn | CompileAppended | CallTool | Inspect | Compress
@@ -367,6 +368,8 @@ class Driver:
             return await self.service.compiler.check(self.session.tenant, work.grammars)
         if isinstance(work, ResolveTools):
             return self._resolve(work)
+        if isinstance(work, FetchImages):
+            return await self.service.images.fetch(self.session.tenant, work.urls)
         if isinstance(work, ListTools):
             return await self._list_tools(work)
         if isinstance(work, ClaimApprovals):

@@ -45,6 +45,7 @@ from slipring.server.connections.file_descriptors import raise_limit, room_for_c
 from slipring.server.hosted_tools.registry import Registry
 from slipring.server.hosted_tools.runner import ToolRunner
 from slipring.server.id_minting import minter, new_node_id
+from slipring.server.image_fetching import ImageFetcher
 from slipring.server.inspections import Audits, CallerPolicies
 from slipring.server.observation import turn_log
 from slipring.server.observation.ended_turns import (
@@ -132,6 +133,8 @@ class Service:
         self.compiler = Compiler(self.sandbox, limits.max_grammar_states)
         """Compiles the grammars and schemas of clients, in the sandbox."""
         self.tool_runner = ToolRunner(Registry(config, os.environ), limits)
+        self.images = ImageFetcher(config.image_host, limits.max_frame_bytes)
+        """Fetches images that requests name by URL."""
         self.seal: Seal = KeyedSeal([new_key()])
         """Uses a temporary key until the server has started."""
         self.inspector = Inspector(
@@ -196,6 +199,7 @@ class Service:
                 heads=self.heads,
                 items=self.items,
                 ignored_tools=self.ignored_tools,
+                fetches_images=self.images.is_on,
                 verdicts=self.verdicts,
             ),
             cache=cache,

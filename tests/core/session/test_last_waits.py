@@ -42,6 +42,13 @@ def resolving() -> Connection:
     return connection
 
 
+def fetching() -> Connection:
+    connection = Connection(Server.fetching_images())
+    image = {"type": "input_image", "image_url": "https://a.example/b.png"}
+    connection.create(model="able", input=[message([image])])
+    return connection
+
+
 def compiling() -> Connection:
     connection = Connection()
     connection.create(tools=[GRAMMAR])
@@ -150,7 +157,18 @@ def saving() -> Connection:
 WAITS: dict[str, Callable[[], Connection]] = {
     each.__name__: each
     for each in (
-        *(loading, resolving, compiling, listing, claiming, counting, preparing, generating, inspecting),
+        *(
+            loading,
+            resolving,
+            fetching,
+            compiling,
+            listing,
+            claiming,
+            counting,
+            preparing,
+            generating,
+            inspecting,
+        ),
         *(awaiting_verdicts, calling, awaiting_outputs, resuming, second_step, saving),
     )
 }

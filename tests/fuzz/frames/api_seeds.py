@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from tests.pictures import PIXEL
+
 Tree = Any
 
 _SCHEMA = {
@@ -159,7 +161,7 @@ _CALLS = [
         "role": "user",
         "content": [
             {"type": "text", "text": "look"},
-            {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA", "detail": "low"}},
+            {"type": "image_url", "image_url": {"url": PIXEL, "detail": "low"}},
             {"type": "file", "file": {"file_data": "data:text/plain;base64,QQ==", "filename": "a.txt"}},
         ],
     },

@@ -5,6 +5,7 @@ from typing import Any
 
 from slipring.commands.openapi.document import document
 from tests.fuzz.frames import api_seeds
+from tests.pictures import PIXEL
 
 Tree = Any
 """A JSON value as Python has it. A ``msgspec.Raw`` in it is written as it is."""
@@ -54,7 +55,7 @@ _PARTS = {
     "role": "user",
     "content": [
         {"type": "input_text", "text": "what"},
-        {"type": "input_image", "image_url": "data:image/png;base64,AAAA", "detail": "low"},
+        {"type": "input_image", "image_url": PIXEL, "detail": "low"},
         {"type": "input_file", "file_data": "data:text/plain;base64,QQ==", "filename": "a.txt"},
     ],
 }

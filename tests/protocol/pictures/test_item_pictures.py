@@ -5,8 +5,9 @@ import base64
 import pytest
 
 from slipring.base.errors import InvalidRequest
+from slipring.core.token_estimates import estimated_picture_tokens
 from slipring.protocol import wire
-from slipring.protocol.items import Item, read_item
+from slipring.protocol.items import InputText, Item, Message, read_item
 from slipring.protocol.pictures.item_pictures import (
     A_FILE,
     ELSEWHERE,
@@ -19,7 +20,9 @@ from slipring.protocol.pictures.item_pictures import (
     picture_of,
     pictures,
     plain_url,
+    without_images,
 )
+from slipring.protocol.requests import read_create
 from tests.pictures import FILES, PIXEL, data_url, png
 
 
@@ -164,3 +167,33 @@ def test_each_place_of_an_image_has_a_name():
 def test_a_picture_in_words():
     assert described(picture_of(PIXEL)) == "PNG picture, 1 × 1"
     assert described(Picture("", "image/webp", 1280, 800, 9)) == "WebP picture, 1280 × 800"
+
+
+def test_a_line_can_stand_for_each_image_of_a_message():
+    item = message(TEXT, image(data_url(png(40, 30))), image("https://a.example/b.png"), image(PIXEL))
+    body = without_images(item).body()
+    assert isinstance(body, Message)
+    assert isinstance(body.content, list)
+    texts = ["look", "[PNG picture, 40 × 30]", "[image]", "[PNG picture, 1 × 1]"]
+    assert body.content == [InputText(text) for text in texts]
+    assert without_images(message(TEXT)) == message(TEXT)
+
+
+def test_what_is_read_ahead_has_its_pictures_and_leaves_bad_ones_to_the_turn():
+    bad = image("data:image/png;base64,")
+    contents = [image(PIXEL)], [bad], "a"
+    sent = [{"role": "user", "content": content} for content in contents]
+    request = read_create(wire.encode({"input": sent}))
+    request.read_ahead(digests=True, known={})
+    good, broken, plain = request.items
+    assert "_examined" in good.__dict__
+    assert "_examined" in broken.__dict__, "it is not read again"
+    assert len(set(request.content_digests)) == 3
+    assert not pictures(plain)
+
+
+def test_the_tokens_of_a_picture_are_estimated_by_its_size():
+    def tokens(width: int, height: int) -> int:
+        return estimated_picture_tokens(Picture("", "image/png", width, height, 1))
+
+    assert [tokens(1, 1), tokens(280, 560), tokens(8000, 8000)] == [64, 200, 3000]

@@ -128,7 +128,7 @@ def _without_outputs(item: Item) -> Item:
     if item.opened is None or item.type in HOSTED or item.type in _COMPACTIONS:
         return item
     content = tuple(
-        each for each in item.opened if each.type != "function_call_output" or each.raw == item.raw
+        each for each in item.opened if each.type != "function_call_output" or each.call_id == item.call_id
     )
     is_itself = len(content) == 1 and content[0].raw == item.raw
     return structs.replace(item, opened=None if is_itself else content)

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
+from slipring.core.chain.fetched_images import Fetched
 from slipring.core.chain.state import ResponseState
 from slipring.core.chain.state_cache import ConnectionCache
 from slipring.core.checks.gate import Inspection
@@ -76,6 +77,13 @@ class ResolveTools(Work[Resolved], frozen=True, eq=False):
     place = "resolving"
     servers: tuple[McpTool, ...]
     builtins: frozenset[BuiltinKind] = frozenset()
+
+
+class FetchImages(Work[Fetched], frozen=True, eq=False):
+    """Fetch images that a request names by URL. Returns why one could not be fetched, too."""
+
+    place = "fetching"
+    urls: tuple[str, ...]
 
 
 class CompileGrammars(Work[None], frozen=True, eq=False):

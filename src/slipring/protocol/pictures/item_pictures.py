@@ -8,7 +8,7 @@ import binascii
 import re
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
-from typing import get_args
+from typing import NamedTuple, get_args
 
 import msgspec
 from msgspec import Raw, Struct, structs
@@ -60,9 +60,10 @@ class Picture(Struct, frozen=True):
 class BadPicture(InvalidRequest):
     """A picture that cannot be shown to any model. ``place``: of its part, within the item."""
 
-    def __init__(self, reason: str, code: str) -> None:
+    def __init__(self, reason: str, code: str, place: int = 0) -> None:
         super().__init__(f"The image {reason}.", code=code)
-        self.place = 0
+        self.reason = reason
+        self.place = place
 
     def placed(self, item: Item, index: int) -> "BadPicture":
         """The same error, which names the field of a request."""
@@ -106,17 +107,32 @@ def image_count(item: Item) -> int:
     return sum(1 for _ in image_parts(item))
 
 
-@computed_once
 def pictures(item: Item) -> tuple[Picture, ...]:
-    """The pictures of an item whose data it has, in the order of its parts. Raises ``BadPicture``."""
+    """The pictures of an item whose data it has, in the order of its parts. Raises ``BadPicture``. The data
+    is read once: the result is kept with the item, also if it is bad."""
+    found = _examined(item)
+    if isinstance(found, _Fault):
+        raise BadPicture(*found)
+    return found
+
+
+class _Fault(NamedTuple):
+    """The arguments of a ``BadPicture``. An exception would keep all that its frames refer to."""
+
+    reason: str
+    code: str
+    place: int
+
+
+@computed_once
+def _examined(item: Item) -> tuple[Picture, ...] | _Fault:
     found: list[Picture] = []
     for place, part in image_parts(item):
         if part.image_url is not None and is_data(part.image_url):
             try:
                 found.append(picture_of(part.image_url, part.detail))
             except BadPicture as error:
-                error.place = place
-                raise
+                return _Fault(error.reason, error.code, place)
     return tuple(found)
 
 

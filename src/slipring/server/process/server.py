@@ -272,6 +272,7 @@ class Server:
             stack.push_async_callback(self._store.close)
             stack.push_async_callback(self.service.sandbox.close)
             stack.push_async_callback(self.service.tool_runner.close)
+            stack.push_async_callback(self.service.images.close)
             for engine in self.catalog.engines:
                 stack.push_async_callback(engine.close)
             stack.push_async_callback(self.service.inspector.close)
