@@ -196,6 +196,16 @@ async def test_a_case_with_the_simulated_engine(name: str) -> None:
         await CASES[name](server)
 
 
+async def test_the_case_with_a_picture_with_a_model_that_sees(seeing: ServeModel) -> None:
+    """On llama.cpp, with a tiny model and a projector. It never ends an answer by itself."""
+    async with seeing() as server:
+        picture = {"type": "input_image", "image_url": PICTURE}
+        asked = said("user", [{"type": "input_text", "text": "What is this?"}, picture])
+        status, response = await server.post(input=[asked], max_output_tokens=5, **CALM)
+        assert (status, response["status"]) == (200, "incomplete"), response
+        assert response["output"][0]["content"][0]["text"]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", sorted(CASES.keys() - {BLIND, SHY}))

@@ -11,6 +11,7 @@ from aiohttp import web
 
 _RETRIED = frozenset({"/v1/completions", "/generate"})
 """Requests that are sent to another server if theirs does not answer."""
+_STATELESS = frozenset({"/tokenize"})
 _HOP = frozenset({"transfer-encoding", "content-length", "connection", "host"})
 
 
@@ -26,7 +27,7 @@ class FakeRouter:
         self.chains: dict[str, str] = {}
         """Where each chain is, by its key."""
         self.unrouted: list[str] = []
-        """Paths of requests without a key, other than those of starts."""
+        """Paths of requests without a key, though a replica keeps something of them."""
         self.url = ""
         self._runner: web.AppRunner | None = None
         self._http: aiohttp.ClientSession | None = None
@@ -59,7 +60,7 @@ class FakeRouter:
         there = [url for url in self.urls if url not in self.out]
         key = request.headers.get("x-session-id", "")
         if not key:
-            if request.method == "POST":
+            if request.method == "POST" and request.path not in _STATELESS:
                 self.unrouted.append(request.path)
             return there[0]
         if self.chains.get(key) not in there:

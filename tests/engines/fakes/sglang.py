@@ -39,6 +39,8 @@ class FakeSglang(FakeTokenServer):
     """`--enable-streaming-session`"""
     has_session_cache = False
     """`--enable-session-radix-cache`"""
+    sees = False
+    """Whether its model takes pictures, each of which is ten tokens."""
     facts: ClassVar[dict[str, Any]] = {}
     """What else ``/server_info`` says."""
     max_running_requests: int | None = None
@@ -103,7 +105,7 @@ class FakeSglang(FakeTokenServer):
         meta: dict[str, Any] = {
             "id": "1",
             "finish_reason": self.abort if chunk.reason and self.abort else reason,
-            "prompt_tokens": len(prompt),
+            "prompt_tokens": len(prompt) + 9 * len(body.get("image_data", ())),
             "completion_tokens": len(ids),
             "cached_tokens": stop.cached_tokens,
         }
@@ -126,6 +128,7 @@ class FakeSglang(FakeTokenServer):
     async def _model_info(self, request: web.Request) -> web.Response:
         path = tokenizer_directory() if self.tokenizer_path is None else self.tokenizer_path
         info = {"model_path": path, "tokenizer_path": path, "is_generation": True}
+        info["has_image_understanding"] = self.sees
         return web.json_response(info)
 
     async def _server_info(self, request: web.Request) -> web.Response:

@@ -33,6 +33,8 @@ class FakeVllm(FakeTokenServer):
     """`--enable-tokenizer-info-endpoint`"""
     tokenizes = True
     version = "0.28.0"
+    has_adapter = False
+    """Serves an adapter with the name poet too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +71,10 @@ class FakeVllm(FakeTokenServer):
 
     async def _models(self, request: web.Request) -> web.Response:
         card = {"id": self.model_name, "object": "model", "owned_by": "vllm", "root": "HuggingFaceTB/SmolLM2"}
-        return web.json_response({"object": "list", "data": [{**card, "max_model_len": CONTEXT}]})
+        adapter = {"id": "poet", "object": "model", "parent": self.model_name, "root": "/adapters/poet"}
+        adapters = [{**adapter, "max_model_len": None}] if self.has_adapter else []
+        listed = [{**card, "max_model_len": CONTEXT}, *adapters]
+        return web.json_response({"object": "list", "data": listed})
 
     async def _version(self, request: web.Request) -> web.Response:
         return web.json_response({"version": self.version})

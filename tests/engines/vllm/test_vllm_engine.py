@@ -483,6 +483,13 @@ async def test_a_server_that_does_not_tokenize_fails_the_start_with_one_line() -
                 pass
 
 
+async def test_an_adapter_has_the_context_window_of_its_model() -> None:
+    async with fake_vllm() as fake:
+        fake.has_adapter = True
+        async with started(fake.engine(model="poet", context=0)) as engine:
+            assert (engine.served.name, engine.served.context) == ("poet", 8192)
+
+
 async def test_a_model_that_is_not_served_fails_the_start_with_one_line() -> None:
     async with fake_vllm() as fake:
         with pytest.raises(StartupError, match="serves no model 'other'"):

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from slipring.base.errors import StartupError
+from slipring.commands.inspection.model_source import open_source
 from slipring.engines.vllm.pictured_requests import content_parts
 from tests.engines.fakes.server import Call, Refuse, Say, Stop
-from tests.engines.fakes.vllm_pictures import PICTURE_TOKENS, FakeSeeingVllm
+from tests.engines.fakes.vllm_pictures import PICTURE_TOKENS, FakeSeeingVllm, seeing_directory
 from tests.engines.llama.test_llama_pictures import image, text_of, user
 from tests.harness import WEATHER, Running, serve
 from tests.pictures import data_url, png
@@ -184,3 +185,24 @@ async def test_the_operator_decides_whether_a_model_sees() -> None:
     with pytest.raises(StartupError, match="images"):
         async with served(FakeSeeingVllm(), images="maybe"):
             pass
+
+
+async def test_inspect_says_how_pictures_get_to_a_model(seeing_path: str, tiny_path: str) -> None:
+    seen: list[str | None] = []
+    for scale_out, sees in ((True, True), (False, True), (False, False)):
+        fake = FakeSeeingVllm()
+        fake.scale_out, fake.sees = scale_out, sees
+        await fake.start()
+        try:
+            async with open_source(f"vllm:{fake.url},tokenizer={seeing_directory()}") as source:
+                seen.append(source.pictures)
+        finally:
+            await fake.close()
+    for path in (seeing_path, tiny_path):
+        async with open_source(path) as source:
+            seen.append(source.pictures)
+    by_ids, by_chat, blind, projected, unprojected = map(str, seen)
+    assert "new ones only" in by_ids
+    assert "--enable-scale-out" in by_chat
+    assert "mmproj-Tiny" in projected
+    assert blind in unprojected

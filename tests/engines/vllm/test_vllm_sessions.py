@@ -59,6 +59,15 @@ async def test_turns_of_a_chain_send_their_new_ids_only() -> None:
         assert "seed" not in third["sampling"]
 
 
+async def test_a_session_is_opened_for_the_adapter_that_is_served() -> None:
+    fake = FakeVllmWithSessions()
+    fake.has_adapter = True
+    async with in_front_of(fake, model="poet") as (_, server), server.connect() as socket:
+        await turns(socket, "one", "two", "three")
+        assert [each["model"] for each in fake.requests] == ["poet"] * 3
+        assert session_of(fake.requests[2]) is not None
+
+
 async def test_answers_that_a_limit_ends_are_continued() -> None:
     cut = (Say(("one", " two")), Stop("length"))
     async with running() as (fake, server), server.connect() as socket:

@@ -17,6 +17,8 @@ class ModelFacts(Struct, frozen=True, kw_only=True):
     context_tokens: int | None = None
     sessions: str | None = None
     """How turns use sessions of the server, in one line; None if it is no such server."""
+    pictures: str | None = None
+    """How pictures get to the model, in one line; None for a directory of tokenizer files."""
 
 
 class WriterFacts(Struct, frozen=True, kw_only=True):

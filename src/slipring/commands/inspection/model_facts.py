@@ -92,6 +92,7 @@ def model_facts(source: ModelSource) -> ModelFacts:
         architecture=source.info.family,
         context_tokens=source.context,
         sessions=source.sessions,
+        pictures=source.pictures,
     )
 
 

@@ -15,7 +15,7 @@ from slipring.base.errors import StartupError
 from slipring.base.spelling import suggestion
 from slipring.commands.inspection.spelled_vocabulary import SpelledVocabulary
 from slipring.engines.catalog import KINDS, open_engine
-from slipring.engines.llama.models import ask_server, file_of, name_of
+from slipring.engines.llama.models import ask_server, file_of, name_of, projector_of
 from slipring.engines.llama.options import LlamaOptions, read_options
 from slipring.engines.options import read_pairs
 from slipring.engines.remote.http_client import HttpClient
@@ -40,6 +40,7 @@ from slipring.prompts.tokenization.tokenizer import Tokenizer, UnknownVocabulary
 
 _TOKEN_KINDS = ("llama", "vllm", "sglang")
 _URLS = ("http://", "https://")
+_AS_TEXT, _BLIND = "beside text, everything in each turn", "none: the model does not see"
 
 
 class ModelSource(Struct, frozen=True, kw_only=True):
@@ -58,6 +59,8 @@ class ModelSource(Struct, frozen=True, kw_only=True):
     """Tokens of context, as far as known: that of a file is what the model was trained for."""
     sessions: str | None = None
     """How turns use sessions of the server, in one line; None if it is no such server."""
+    pictures: str | None = None
+    """How pictures get to the model, in one line; None for a directory."""
     pre_tokenizer: str = ""
     """Its name in the metadata of a GGUF file."""
     unknown_vocabulary: str = ""
@@ -144,6 +147,7 @@ async def _open_llama(options: LlamaOptions) -> AsyncIterator[ModelSource]:
             options=options,
             sampling=found.sampling,
             context=found.context,
+            pictures=_AS_TEXT if found.sees else _BLIND,
         )
 
 
@@ -152,6 +156,7 @@ def _read_gguf(options: LlamaOptions) -> ModelSource:
     metadata = read_gguf("llama", path)
     info = ModelInfo.from_gguf(metadata)
     unknown = ""
+    projector = projector_of(options, path)
     try:
         vocabulary: Vocabulary = Tokenizer.from_gguf(metadata)
     except UnknownVocabulary as error:
@@ -166,6 +171,7 @@ def _read_gguf(options: LlamaOptions) -> ModelSource:
         options=options,
         sampling=PACKAGED_SAMPLING if path == packaged_model() else info.sampling,
         context=metadata.get(f"{info.family}.context_length"),
+        pictures=f"{_AS_TEXT}; projector {projector}" if projector else f"{_BLIND}, it has no projector",
         pre_tokenizer=str(metadata.get("tokenizer.ggml.pre", "")),
         unknown_vocabulary=unknown,
     )
@@ -189,6 +195,7 @@ async def _open_server(text: str) -> AsyncIterator[ModelSource]:
             sampling=info.sampling,
             context=engine.served.context,
             sessions=engine.session_use,
+            pictures=await engine.picture_use(),
         )
     finally:
         await engine.close()

@@ -78,6 +78,8 @@ def _model_rows(report: Report) -> Iterator[Row]:
         yield "sampling", ", ".join(recommended) or "nothing recommended"
     if model.sessions is not None:
         yield "sessions", model.sessions
+    if model.pictures is not None:
+        yield "pictures", model.pictures
 
 
 def _sections(report: Report) -> Iterator[tuple[str, Iterable[Row]]]:

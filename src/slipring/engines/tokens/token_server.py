@@ -223,6 +223,14 @@ class TokenServer(RemoteEngine):
         """Whether the server's model takes pictures, as far as the server tells."""
         return False
 
+    async def picture_use(self) -> str:
+        """How pictures get to the model, in one line. Called after ``connect``."""
+        return await self.picture_way() if await self._find_sight() else "none: the model does not see"
+
+    async def picture_way(self) -> str:
+        """How pictures get to a model that sees, in one line."""
+        return "beside ids, all of them in each turn"
+
     def resent(self, job: Job, sent: Rendered) -> str | None:
         """Why the server is sent all of a context in another form than its ids; None if it is not."""
         return None
@@ -418,11 +426,14 @@ class TokenServer(RemoteEngine):
     async def choose_model(self, listed: Any) -> Served:
         """The configured model, of those that ``/v1/models`` lists, or the first."""
         options = self.options
-        cards = [card for card in listed["data"] if options.model in ("", card["id"])]
+        known = {card["id"]: card for card in listed["data"]}
+        cards = [card for name, card in known.items() if options.model in ("", name)]
         if not cards:
             raise StartupError(f"--engine {self.name}: {options.url} serves no model '{options.model}'")
         card = cards[0]
-        context = options.context or int(card.get("max_model_len") or 0)
+        # vLLM tells the context window of an adapter only with its model.
+        tokens = card.get("max_model_len") or known.get(card.get("parent"), {}).get("max_model_len")
+        context = options.context or int(tokens or 0)
         if not context:
             raise StartupError(
                 f"--engine {self.name}: {options.url} reports no context window; give it with context="

@@ -145,6 +145,11 @@ class VllmEngine(SessionServer):
     async def sees(self) -> bool:
         return await sees(self._upstream.client, self.served.name)
 
+    async def picture_way(self) -> str:
+        if await find_way(self._upstream.client) == "ids":
+            return "beside ids, new ones only"
+        return "by the chat endpoint, everything in each turn (--enable-scale-out: beside ids)"
+
     def resent(self, job: Job, sent: Rendered) -> str | None:
         return RESENT if sent.body.pictures and self._way == "chat" and job.parent is not None else None
 
