@@ -121,5 +121,5 @@ def test_the_rule_finds_a_foreign_assignment() -> None:
         "turn.stages.send_s += 1",
         "del turn.bound",
     ):
-        assert foreign_writes(source, "core/turn/steps/pauses.py"), source
+        assert foreign_writes(source, "core/turn/steps/between_steps.py"), source
     assert foreign_writes("turn.ended = None", "core/session/turn_program.py") == []

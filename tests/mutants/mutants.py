@@ -86,8 +86,8 @@ MUTANTS = (
         "connections",
         (
             _PROGRAM,
-            "        self._end_growth(response_id)\n        return pauses.resume(turn)\n",
-            "        return pauses.resume(turn)\n",
+            "        self._end_growth(response_id)\n        return between_steps.resume(turn)\n",
+            "        return between_steps.resume(turn)\n",
         ),
     ),
     _mutant(
@@ -161,6 +161,6 @@ MUTANTS = (
     _mutant(
         "appended outputs are not committed after their verdicts",
         "safety",
-        (_PROGRAM, "            shared.send(pauses.commit_appended(turn))\n", "            pass\n"),
+        (_PROGRAM, "            shared.send(between_steps.commit_appended(turn))\n", "            pass\n"),
     ),
 )

@@ -14,7 +14,7 @@ from slipring.core.session.lanes import Lanes
 from slipring.core.session.preparation import new_definitions
 from slipring.core.session.request_charges import Charges
 from slipring.core.session.successors import Successors
-from slipring.core.turn.steps import pauses, rollout, steering
+from slipring.core.turn.steps import between_steps, rollout, steering
 from slipring.core.turn.steps.rollout import AppendRefused
 from slipring.core.turn.turn import Turn
 from slipring.protocol.definitions import Compilable
@@ -72,7 +72,7 @@ class LiveInput(Struct, frozen=True):
             message = "The response has been completed. Continue it instead."
             raise AppendRefused("response_already_completed", message)
         self._require_room(append)
-        emitted = pauses.append(turn, append, now + self.limits.rollout_wait_s)
+        emitted = between_steps.append(turn, append, now + self.limits.rollout_wait_s)
         self.charges.take(turn, append.size_bytes)
         return emitted
 

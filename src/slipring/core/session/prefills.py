@@ -24,7 +24,7 @@ from slipring.core.limits import Limits
 from slipring.core.session.actions import Action, EndPrefill, Send, StartPrefill
 from slipring.core.session.lanes import Lanes
 from slipring.core.session.request_charges import Charges
-from slipring.core.turn.steps import pauses
+from slipring.core.turn.steps import between_steps
 from slipring.core.turn.turn import Turn
 from slipring.protocol import items, requests, wire
 from slipring.protocol.events import Event, ToolOutputErrorBody, ToolOutputErrorCode, ToolOutputFailed
@@ -175,7 +175,7 @@ class GrowingOutputs:
 
     def result(self, turn: Turn, cache: ConnectionCache) -> list[Action]:
         """A hosted call has ended while others of its step still run: its result can be prefilled."""
-        if not self._is_on or pauses.foreseen_job(turn) is None:
+        if not self._is_on or between_steps.foreseen_job(turn) is None:
             return []
         response_id = turn.output.response_id
         self._growths.setdefault(response_id, _Growth()).is_due = True
@@ -247,7 +247,7 @@ class GrowingOutputs:
         calls whose outputs may be part of it."""
         nothing = input_items.NOTHING.open_calls
         if turn is not None:
-            job = pauses.foreseen_job(turn)
+            job = between_steps.foreseen_job(turn)
             if job is None or turn.is_calling:
                 return job, nothing
             rollout = turn.planned.rollout

@@ -46,7 +46,7 @@ from slipring.core.session.actions import (
 )
 from slipring.core.session.session_state import SessionState
 from slipring.core.turn import delivery, endings, turn_reports, waits
-from slipring.core.turn.steps import pauses
+from slipring.core.turn.steps import between_steps
 from slipring.core.turn.turn import Ended, Turn
 from slipring.core.turn.waits import Blocked, CutShort, Interrupted
 from slipring.protocol.events import Event
@@ -212,7 +212,7 @@ class TurnProgram:
             await self._until_input_passed(is_call=True)
             await ClaimApprovals(turn, turn.claims)
             shared.successors.commit(turn)
-            shared.send(pauses.open_approved(turn))
+            shared.send(between_steps.open_approved(turn))
             shared.begin_due(turn)
             return await self._pause()
         if not turn.must_weigh:
@@ -232,7 +232,7 @@ class TurnProgram:
                 while checks.holds_input:
                     await waits.VERDICTS_ON_INPUT
             except CutShort:
-                pauses.withdraw(turn)
+                between_steps.withdraw(turn)
                 raise
             turn.stages.lap("check")
 
@@ -251,7 +251,7 @@ class TurnProgram:
         if turn.planned.steps is None:
             return None
         most_bytes, may_wait = shared.limits.connection_cache_bytes, shared.lifetime.ending is None
-        paused, emitted = pauses.end_step(turn, self._waits_until(), most_bytes, may_wait=may_wait)
+        paused, emitted = between_steps.end_step(turn, self._waits_until(), most_bytes, may_wait=may_wait)
         shared.send(emitted)
         if not paused:
             return None
@@ -269,7 +269,7 @@ class TurnProgram:
             if turn.yields_to_steers:
                 shared.send(turn.end_waiting("steered"))
             may_wait = shared.lifetime.accepts_turns
-            shared.send(pauses.calls_ended(turn, self._waits_until(), may_wait=may_wait))
+            shared.send(between_steps.calls_ended(turn, self._waits_until(), may_wait=may_wait))
         may_go_on = not shared.asks_each_turn
         while not (turn.may_resume and may_go_on):
             if turn.must_end:
@@ -289,9 +289,9 @@ class TurnProgram:
             except (ApiError, Interrupted, CutShort):
                 return None  # it ends with the steps that it has: its caller, too, may not go on
             may_go_on = may_go_on or asks
-            shared.send(pauses.commit_appended(turn))
+            shared.send(between_steps.commit_appended(turn))
         self._end_growth(response_id)
-        return pauses.resume(turn)
+        return between_steps.resume(turn)
 
     async def _until_calls_ended(self) -> None:
         """Wait for the hosted calls of a step. The engine processes the results that are there while the

@@ -33,7 +33,7 @@ from slipring.core.session.session_state import SessionState
 from slipring.core.session.turn_program import TurnProgram
 from slipring.core.turn import delivery, turn_reports
 from slipring.core.turn.delivery import Deliver
-from slipring.core.turn.steps import pauses
+from slipring.core.turn.steps import between_steps
 from slipring.core.turn.turn import Turn
 from slipring.core.turn.waits import ENDED, Blocked, CutShort, Interrupted, News, Wait
 from slipring.protocol.events import Error
@@ -249,7 +249,7 @@ class Turns:
         """The server of a hosted call reports progress."""
         if self._is_open(turn):
             detailed = self._shared.betas.tool_progress
-            self._shared.send(pauses.progress_of(turn, call_id, progress, detailed=detailed))
+            self._shared.send(between_steps.progress_of(turn, call_id, progress, detailed=detailed))
             self._shared.begin_due(turn)
         return self._shared.take_actions()
 
@@ -257,7 +257,7 @@ class Turns:
         """A hosted call has ended."""
         self._shared.now = now
         if self._is_open(turn):
-            self._shared.send(pauses.end_call(turn, call_id, outcome))
+            self._shared.send(between_steps.end_call(turn, call_id, outcome))
             self.changed(turn)
         return self._shared.take_actions()
 
