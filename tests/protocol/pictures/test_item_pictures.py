@@ -70,7 +70,8 @@ def test_other_urls_have_no_other_spelling():
 
 
 def test_what_an_item_has_beside_texts_is_known():
-    file, remote = {"type": "input_file", "file_id": "f"}, image("https://a.example/b.png")
+    file: dict[str, object] = {"type": "input_file", "file_id": "f"}
+    remote = image("https://a.example/b.png")
     assert attachments(message(TEXT)) == frozenset()
     assert attachments(message(TEXT, image(PIXEL), remote)) == {"image/png", ELSEWHERE}
     assert attachments(message(image(None, file_id="f"), file)) == {ELSEWHERE, A_FILE}
