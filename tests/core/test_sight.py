@@ -1,6 +1,8 @@
 """Images reach a model that sees them, within bounds; others are refused before anything is generated."""
 
 import json
+from contextlib import nullcontext
+from typing import Any
 
 import pytest
 
@@ -192,3 +194,11 @@ def test_a_check_that_is_closed_to_images_refuses_them():
     assert not sight.shows_images
     with pytest.raises(InvalidPrompt, match="safety check 'c' cannot read"):
         sight.refuse_unseen([shown(image())])
+
+
+@pytest.mark.parametrize(("scope", "is_refused"), [("new", False), ("all", True)])
+def test_images_of_earlier_turns_are_refused_where_checks_inspect_all(scope: Any, is_refused: bool):
+    sight = sight_of(SEES, LIMITS, Policy((Check("c", on_images="closed"),), scope))
+    sight.refuse_context(Carry())
+    with pytest.raises(InvalidPrompt, match="The context has images") if is_refused else nullcontext():
+        sight.refuse_context(Carry(pictures=1))

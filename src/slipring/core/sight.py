@@ -39,6 +39,8 @@ class Sight(Struct, frozen=True):
     limits: Limits
     unread_by: str | None = None
     """The safety check that cannot read images and whose policy refuses what it cannot read."""
+    inspects_all: bool = False
+    """Whether checks inspect the whole context, so that images of earlier turns are refused too."""
 
     @property
     def shows_images(self) -> bool:
@@ -58,6 +60,11 @@ class Sight(Struct, frozen=True):
         capabilities = self.capabilities
         if carry.pictures and not capabilities.images:
             raise UnsupportedParameter(f"The context has images. {_BLIND}", param="model")
+        if carry.pictures and self.inspects_all and self.unread_by is not None:
+            raise InvalidPrompt(
+                f"The context has images, which the safety check '{self.unread_by}' cannot read.",
+                param="input",
+            )
         if A_FILE in carry.attached and not capabilities.files:
             raise UnsupportedParameter("The context has files, and this model takes none.", param="model")
         if ELSEWHERE in carry.attached and not capabilities.resolves_urls:
@@ -158,7 +165,7 @@ class Sight(Struct, frozen=True):
 def sight_of(capabilities: Capabilities, limits: Limits, policy: Policy) -> Sight:
     """What may reach the model of a turn with this policy."""
     refusing = (check.name for check in policy.checks if check.on_images == "closed" and _reads_input(check))
-    return Sight(capabilities, limits, next(refusing, None))
+    return Sight(capabilities, limits, next(refusing, None), policy.scope == "all")
 
 
 def _reads_input(check: Check) -> bool:
