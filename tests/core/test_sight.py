@@ -1,6 +1,8 @@
 """Images reach a model that sees them, within bounds; others are refused before anything is generated."""
 
 import json
+from contextlib import nullcontext
+from typing import Any
 
 import pytest
 
@@ -18,6 +20,7 @@ from tests.core.connection import Connection, Json, Server, message, only_error
 from tests.pictures import PIXEL, data_url, gif, png, webp
 
 SEES = Capabilities(images=True)
+RESOLVES = Capabilities(images=True, resolves_urls=True)
 LIMITS = Limits()
 
 
@@ -41,6 +44,9 @@ REFUSED = {
     "no URL": (image("file:///etc/passwd"), SEES, LIMITS, "invalid_image_url", ".image_url"),
     "a file id": (image(None, file_id="f"), SEES, LIMITS, "unsupported_parameter", ".file_id"),
     "nothing": (image(None), SEES, LIMITS, "missing_required_parameter", ".image_url"),
+    "nothing to resolve": (image(None), RESOLVES, LIMITS, "missing_required_parameter", ".image_url"),
+    "an empty URL": (image(""), RESOLVES, LIMITS, "invalid_image_url", ".image_url"),
+    "a URL of no web server": (image("file:///x"), RESOLVES, LIMITS, "invalid_image_url", ".image_url"),
     "a bad picture": (image("data:image/png;base64,"), SEES, LIMITS, "empty_image_file", ".image_url"),
     "another type": (
         image(data_url(webp(1, 1))),
@@ -75,8 +81,8 @@ def test_files_need_a_model_that_takes_them():
 
 def test_pictures_within_the_bounds_pass():
     Sight(SEES, LIMITS).refuse_unseen([shown(image(), image(data_url(gif(20, 3))))])
-    elsewhere = shown(image("https://a.example/b.png"), image(None, file_id="f"), image())
-    Sight(Capabilities(images=True, resolves_urls=True), LIMITS).refuse_unseen([elsewhere])
+    elsewhere = shown(image("HTTPS://a.example/b.png"), image(None, file_id="f"), image())
+    Sight(RESOLVES, LIMITS).refuse_unseen([elsewhere])
     read = read_item(b'{"type":"reasoning","summary":[],"id":"\\u0061"}', "")
     Sight(Capabilities(), LIMITS).refuse_unseen([read])
 
@@ -96,6 +102,7 @@ def test_pictures_are_counted_along_a_chain():
     second = connection.respond(model="able", previous=first["id"], input=[message("so?")])
     third = connection.respond(model="able", previous=second["id"], input=[message([image()])])
     assert connection.cache.find(third["id"]).carry.pictures == 3
+    assert connection.cache.find(third["id"]).carry.attached == ("image/png",)
     error = only_error(connection.create(model="able", previous=third["id"], input=[two]))["error"]
     assert (error["param"], error["code"]) == ("input", "invalid_value")
 
@@ -111,6 +118,24 @@ def test_a_chain_with_pictures_is_not_continued_by_a_blind_model():
 def test_a_blind_model_says_which_models_see():
     error = only_error(Connection().create(input=[message([image()])]))["error"]
     assert "GET /v1/models" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "attached", "words"),
+    [
+        (SEES, "elsewhere", "images without their data"),
+        (SEES, "file", "files"),
+        (Capabilities(images=True, picture_types=("image/png",)), "image/webp", "image/webp"),
+    ],
+)
+def test_a_context_of_another_model_is_refused_if_this_one_does_not_see_all_of_it(
+    capabilities, attached, words
+):
+    with pytest.raises(InvalidRequest, match=words) as refused:
+        Sight(capabilities, LIMITS).refuse_context(Carry(attached=(attached, "image/png"), pictures=1))
+    assert (refused.value.code, refused.value.param) == ("unsupported_parameter", "model")
+    able = Capabilities(images=True, resolves_urls=True, files=True)
+    Sight(able, LIMITS).refuse_context(Carry(attached=(attached,), pictures=1))
 
 
 URL = "https://a.example/b.png"
@@ -169,3 +194,11 @@ def test_a_check_that_is_closed_to_images_refuses_them():
     assert not sight.shows_images
     with pytest.raises(InvalidPrompt, match="safety check 'c' cannot read"):
         sight.refuse_unseen([shown(image())])
+
+
+@pytest.mark.parametrize(("scope", "is_refused"), [("new", False), ("all", True)])
+def test_images_of_earlier_turns_are_refused_where_checks_inspect_all(scope: Any, is_refused: bool):
+    sight = sight_of(SEES, LIMITS, Policy((Check("c", on_images="closed"),), scope))
+    sight.refuse_context(Carry())
+    with pytest.raises(InvalidPrompt, match="The context has images") if is_refused else nullcontext():
+        sight.refuse_context(Carry(pictures=1))

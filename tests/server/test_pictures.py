@@ -32,7 +32,7 @@ SHOT, OTHER = data_url(png(400, 300)), data_url(jpeg(1200, 900))
 SEES = Capabilities(images=True)
 
 
-def image(url: str = SHOT, **more: Any) -> Json:
+def image(url: str | None = SHOT, **more: Any) -> Json:
     return {"type": "input_image", "image_url": url, "detail": "auto", **more}
 
 
@@ -160,6 +160,10 @@ async def test_a_conversation_refuses_what_no_model_can_see() -> None:
         assert (status, error["error"]["code"]) == (400, "image_parse_error")
         assert error["error"]["param"] == "items[1].content[1].image_url"
         assert "items[1].content[1].image_url" in error["error"]["message"]
+        for url in (None, "", " " + SHOT, "file:///a.png"):
+            nothing = {"items": [asked(image(url))]}
+            status, error = await Api(server).call("POST", "/conversations", json=nothing)
+            assert (status, error["error"]["param"]) == (400, "items[0].content[0].image_url")
 
 
 @pytest.mark.parametrize("make", [png, jpeg, webp, gif])

@@ -11,17 +11,19 @@ from slipring.core.chain.state import Carry
 from slipring.core.checks.policies import Check, Policy
 from slipring.core.generation import Capabilities
 from slipring.core.limits import Limits
-from slipring.protocol.items import (
-    CallOutput,
-    InputFile,
-    InputImage,
-    Item,
-    Message,
-    Part,
-    may_have_images,
-    part_param,
+from slipring.protocol.items import InputFile, InputImage, Item, may_have_images, part_param
+from slipring.protocol.pictures.item_pictures import (
+    A_FILE,
+    ALL_TYPES,
+    ELSEWHERE,
+    BadPicture,
+    Picture,
+    image_param,
+    is_data,
+    is_web,
+    parts_of,
+    pictures,
 )
-from slipring.protocol.pictures.item_pictures import BadPicture, Picture, image_param, is_data, pictures
 
 _BLIND = (
     "This model takes text only: it cannot see images. The models that can have 'image' among the"
@@ -37,6 +39,8 @@ class Sight(Struct, frozen=True):
     limits: Limits
     unread_by: str | None = None
     """The safety check that cannot read images and whose policy refuses what it cannot read."""
+    inspects_all: bool = False
+    """Whether checks inspect the whole context, so that images of earlier turns are refused too."""
 
     @property
     def shows_images(self) -> bool:
@@ -52,9 +56,29 @@ class Sight(Struct, frozen=True):
                 self._refuse_in(new, index)
 
     def refuse_context(self, carry: Carry) -> None:
-        """Refuse a context with this carry if it has images and the model sees none, or too many."""
-        if carry.pictures and not self.capabilities.images:
+        """Refuse a context with this carry if it has what the model does not see, or too many images."""
+        capabilities = self.capabilities
+        if carry.pictures and not capabilities.images:
             raise UnsupportedParameter(f"The context has images. {_BLIND}", param="model")
+        if carry.pictures and self.inspects_all and self.unread_by is not None:
+            raise InvalidPrompt(
+                f"The context has images, which the safety check '{self.unread_by}' cannot read.",
+                param="input",
+            )
+        if A_FILE in carry.attached and not capabilities.files:
+            raise UnsupportedParameter("The context has files, and this model takes none.", param="model")
+        if ELSEWHERE in carry.attached and not capabilities.resolves_urls:
+            raise UnsupportedParameter(
+                "The context has images without their data, and this model's server does not fetch images.",
+                param="model",
+            )
+        unread = sorted({*ALL_TYPES}.intersection(carry.attached).difference(capabilities.picture_types))
+        if unread:
+            raise UnsupportedParameter(
+                f"The context has images of the type {', '.join(unread)}: this model sees"
+                f" {', '.join(capabilities.picture_types)}.",
+                param="model",
+            )
         if carry.pictures > self.limits.max_pictures:
             raise InvalidRequest(
                 f"Invalid 'input': the context has {carry.pictures} images, and may have"
@@ -64,15 +88,15 @@ class Sight(Struct, frozen=True):
 
     def _refuse_in(self, item: Item, index: int) -> None:
         places = []
-        for place, part in enumerate(_parts(item)):
+        for place, part in enumerate(parts_of(item)):
             if isinstance(part, InputFile) and not self.capabilities.files:
                 raise UnsupportedParameter(_NO_FILES, param=part_param(item, index, place))
             if isinstance(part, InputImage):
                 self._refuse_image(item, index, place)
                 if part.image_url is not None and is_data(part.image_url):
                     places.append(place)
-                elif not self.capabilities.resolves_urls:
-                    raise _elsewhere(part, image_param(item, index, place))
+                else:
+                    self._refuse_elsewhere(part, image_param(item, index, place))
         try:
             found = pictures(item)
         except BadPicture as error:
@@ -114,42 +138,35 @@ class Sight(Struct, frozen=True):
                 param=part_param(item, index, place),
             )
 
+    def _refuse_elsewhere(self, part: InputImage, param: str) -> None:
+        """Refuse an image whose data is not in the request, unless the model's server can get it."""
+        url, resolves = part.image_url, self.capabilities.resolves_urls
+        if url is None and part.file_id is None:
+            raise InvalidRequest(
+                f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter"
+            )
+        if url is None and not resolves:
+            raise UnsupportedParameter(
+                f"Unsupported parameter: '{param}': this server keeps no files. Send an 'image_url' with a"
+                " data URL.",
+                param=param,
+            )
+        if url is not None and not (resolves and is_web(url)):
+            known = (
+                "expected a data URL or an http(s) URL" if resolves else "this server does not fetch images"
+            )
+            raise InvalidRequest(
+                f"Invalid '{param}': {known}. Send a data URL, such as 'data:image/png;base64,…'.",
+                param=param,
+                code="invalid_image_url",
+            )
+
 
 def sight_of(capabilities: Capabilities, limits: Limits, policy: Policy) -> Sight:
     """What may reach the model of a turn with this policy."""
     refusing = (check.name for check in policy.checks if check.on_images == "closed" and _reads_input(check))
-    return Sight(capabilities, limits, next(refusing, None))
+    return Sight(capabilities, limits, next(refusing, None), policy.scope == "all")
 
 
 def _reads_input(check: Check) -> bool:
     return not {"message", "tool_output"}.isdisjoint(check.subjects)
-
-
-def _parts(item: Item) -> Sequence[Part]:
-    body = item.body()
-    content: object = None
-    if isinstance(body, Message):
-        content = body.content
-    elif isinstance(body, CallOutput):
-        content = body.output
-    return content if isinstance(content, list) else ()
-
-
-def _elsewhere(part: InputImage, param: str) -> InvalidRequest:
-    """The refusal of an image whose data is not in the request."""
-    if part.image_url is not None:
-        return InvalidRequest(
-            f"Invalid '{param}': this server does not fetch images. Send a data URL, such as"
-            " 'data:image/png;base64,…'.",
-            param=param,
-            code="invalid_image_url",
-        )
-    if part.file_id is not None:
-        return UnsupportedParameter(
-            f"Unsupported parameter: '{param}': this server keeps no files. Send an 'image_url' with a data"
-            " URL.",
-            param=param,
-        )
-    return InvalidRequest(
-        f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter"
-    )

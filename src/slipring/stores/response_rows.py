@@ -44,6 +44,7 @@ class _CarryDelta(Struct):
     answered: dict[str, bool] | UnsetType = UNSET
     """Without those of the parent, which stay."""
     pictures: int | UnsetType = UNSET
+    attached: tuple[str, ...] | UnsetType = UNSET
 
 
 _carry = msgspec.json.Decoder(_CarryDelta)

@@ -1336,6 +1336,15 @@ async def test_an_error_instead_of_the_first_token_is_retried() -> None:
         assert (response["status"], len(fake.requests)) == ("completed", 2)
 
 
+async def test_a_server_gets_the_usual_spelling_of_a_data_url() -> None:
+    spelled = IMAGE.replace("data:image/png;base64,", "DATA:image/PNG;name=a;BASE64,")
+    assert spelled != IMAGE
+    content = [{"type": "input_image", "image_url": spelled}]
+    async with running(images=True) as (fake, server), server.connect() as socket:
+        await socket.response(input=[{"role": "user", "content": content}])
+        assert fake.requests[0]["messages"][0]["content"][0]["image_url"] == {"url": IMAGE}
+
+
 async def test_images_are_sent_again_along_a_chain() -> None:
     shown = [{"type": "input_text", "text": "Look."}, {"type": "input_image", "image_url": IMAGE}]
     async with running(images=True) as (fake, server), server.connect() as socket:

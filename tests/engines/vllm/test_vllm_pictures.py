@@ -14,6 +14,7 @@ from tests.engines.fakes.server import Call, Refuse, Say, Stop
 from tests.engines.fakes.vllm_pictures import PICTURE_TOKENS, FakeSeeingVllm, seeing_directory
 from tests.engines.llama.test_llama_pictures import image, text_of, user
 from tests.harness import WEATHER, Running, serve
+from tests.pictures import data_url, png
 from tests.prompts.templates.test_picture_forms import job, renderer, said
 
 ONE = [user("Look: ", image(1))]
@@ -50,6 +51,21 @@ async def test_pictures_go_beside_ids_and_are_uploaded_once() -> None:
         assert response["usage"]["input_tokens"] == expected
     start, later = (body["token_ids"] for body in fake.requests[:2])
     assert later[: len(start)] == start, "text before a picture is not tokenized again"
+
+
+@pytest.mark.parametrize("scale_out", [True, False])
+async def test_a_server_gets_the_usual_spelling_of_a_data_url(scale_out: bool) -> None:
+    plain = data_url(png(5, 5))
+    spelled = plain.replace("data:image/png;base64,", "DATA:image/PNG;name=a;BASE64,")
+    fake = FakeSeeingVllm()
+    fake.scale_out = scale_out
+    fake.script(Say(("One.",)), Stop())
+    async with served(fake) as server, server.connect() as socket:
+        shown = {"type": "input_image", "image_url": spelled}
+        await socket.response(input=[{"role": "user", "content": [shown]}])
+    sent = json.dumps(fake.requests[-1])
+    assert plain in sent
+    assert "DATA:" not in sent
 
 
 async def test_a_picture_that_the_server_has_dropped_is_sent_again() -> None:

@@ -9,13 +9,17 @@ from slipring.core.token_estimates import estimated_picture_tokens
 from slipring.protocol import wire
 from slipring.protocol.items import InputText, Item, Message, read_item
 from slipring.protocol.pictures.item_pictures import (
+    A_FILE,
+    ELSEWHERE,
     BadPicture,
     Picture,
+    attachments,
     base64_of,
     described,
     image_param,
     picture_of,
     pictures,
+    plain_url,
     without_images,
 )
 from slipring.protocol.requests import read_create
@@ -51,6 +55,27 @@ def test_the_digest_is_of_the_data_and_not_of_the_spelling_of_the_url():
     data = FILES["image/jpeg"](8, 8)
     spelled = ["image/jpeg", "image/jpg", "IMAGE/JPEG", "image/jpeg;charset=x"]
     assert len({picture_of(data_url(data, each)).digest for each in spelled}) == 1
+
+
+@pytest.mark.parametrize("spelled", ["image/jpeg", "image/jpg", "IMAGE/JPEG", "image/jpeg;charset=x"])
+def test_servers_are_sent_the_usual_spelling_of_a_data_url(spelled):
+    plain = data_url(FILES["image/jpeg"](8, 8))
+    url = plain.replace("image/jpeg", spelled)
+    assert plain_url(url) == plain
+    assert plain_url(url.replace("data:", "Data:").replace(";base64,", ";BASE64,")) == plain
+
+
+def test_other_urls_have_no_other_spelling():
+    assert plain_url("https://a.example/b,c") == "https://a.example/b,c"
+
+
+def test_what_an_item_has_beside_texts_is_known():
+    file: dict[str, object] = {"type": "input_file", "file_id": "f"}
+    remote = image("https://a.example/b.png")
+    assert attachments(message(TEXT)) == frozenset()
+    assert attachments(message(TEXT, image(PIXEL), remote)) == {"image/png", ELSEWHERE}
+    assert attachments(message(image(None, file_id="f"), file)) == {ELSEWHERE, A_FILE}
+    assert attachments(message(image("data:image/png;base64,"))) == frozenset()
 
 
 def test_the_pictures_of_an_item_are_in_the_order_of_its_parts():

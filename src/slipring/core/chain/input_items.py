@@ -24,7 +24,7 @@ from slipring.protocol.items import (
     in_context,
     may_have_images,
 )
-from slipring.protocol.pictures.item_pictures import image_count
+from slipring.protocol.pictures.item_pictures import attachments, image_count
 from slipring.protocol.tools import CallableTool, Toolset, merged
 
 _CALLS = {
@@ -128,8 +128,12 @@ def after_output(carry: Carry, output: tuple[Item, ...], *, cut_off: bool = Fals
 
 
 def _with_pictures(carry: Carry, items: tuple[Item, ...]) -> Carry:
-    added = sum([image_count(item) for item in in_context(items) if may_have_images(item)])
-    return structs.replace(carry, pictures=carry.pictures + added) if added else carry
+    bearing = [item for item in in_context(items) if may_have_images(item)]
+    if not bearing:
+        return carry
+    attached = frozenset(carry.attached).union(*map(attachments, bearing))
+    count = carry.pictures + sum(map(image_count, bearing))
+    return structs.replace(carry, pictures=count, attached=tuple(sorted(attached)))
 
 
 class OpenCarry:

@@ -72,6 +72,8 @@ class Carry(Struct, frozen=True):
     """Whether the client approved a call, by the id of the request. Only grows along a chain."""
     pictures: int = 0
     """How many images the context has."""
+    attached: tuple[str, ...] = ()
+    """What the context has beside texts, as ``attachments`` says, in order."""
 
 
 class Position(Protocol):

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from msgspec import UNSET, structs
 
 from slipring.base.errors import ApiError, InvalidPrompt, PreviousResponseNotFound
-from slipring.core.chain import hosted_items, input_items, sealed_items
+from slipring.core.chain import fetched_images, hosted_items, input_items, sealed_items
+from slipring.core.chain.fetched_images import Fetched
 from slipring.core.chain.head import Head
 from slipring.core.chain.input_items import OpenCarry
 from slipring.core.chain.state import Carry, ResponseState
@@ -107,6 +108,19 @@ def bind(turn: Turn, known: Bound, loaded: Loaded, shared: SessionState) -> Boun
 
 
 # Prepare.
+
+
+def remote_images(turn: Turn, shared: SessionState) -> tuple[str, ...]:
+    """The URLs of images in the input, unless the engine's server resolves them or none may be fetched."""
+    sees = shared.models.find(turn.asked.request.model).capabilities
+    if not shared.ports.fetches_images or not sees.images or sees.resolves_urls:
+        return ()
+    return fetched_images.remote_urls(turn.bound.input)
+
+
+def with_images(bound: Bound, fetched: Fetched) -> Bound:
+    """What a turn is bound to, with these images in its input. Raises ``InvalidRequest``."""
+    return structs.replace(bound, input=fetched_images.opened(bound.input, fetched))
 
 
 def prepare(turn: Turn, shared: SessionState) -> tuple[Prepared, Planned]:

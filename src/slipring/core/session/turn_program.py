@@ -20,10 +20,7 @@ prefill, no running call.
 
 from contextlib import suppress
 
-from msgspec import structs
-
 from slipring.base.errors import ApiError, ServerError, forget_frames
-from slipring.core.chain import fetched_images
 from slipring.core.chain.state import ResponseState
 from slipring.core.chain.state_cache import ConnectionCache
 from slipring.core.generation import Job
@@ -116,7 +113,8 @@ class TurnProgram:
         turn.stages.lap("resolve")
         with preparation.in_clients_terms(turn):
             await self._resolve_tools()
-            await self._fetch_images()
+            if urls := preparation.remote_images(turn, shared):
+                turn.bound = preparation.with_images(turn.bound, await FetchImages(turn, urls))
             turn.prepared, turn.planned = preparation.prepare(turn, shared)
             if not shared.counts_only:
                 preparation.inspect(turn)
@@ -131,22 +129,11 @@ class TurnProgram:
         if hosted.is_read:
             return
         request = turn.asked.request
-        hosting = self._shared.models.find(request.model).hosted_tools
-        hosted.read_servers(request, hosting, turn.bound.known_head)
+        model = self._shared.models.find(request.model)
+        hosted.read_servers(request, model.hosted_tools, turn.bound.known_head)
         if hosted.must_resolve:
-            kinds = frozenset(tool.kind for tool in hosted.builtins)
-            found = await ResolveTools(turn, hosted.servers, kinds)
+            found = await ResolveTools(turn, hosted.servers, frozenset(tool.kind for tool in hosted.builtins))
             hosted.resolve(found.servers, found.answers)
-
-    async def _fetch_images(self) -> None:
-        """Fetch the images that the input names by URL, unless the engine's server resolves them."""
-        turn, shared = self.turn, self._shared
-        seen = shared.models.find(turn.asked.request.model).capabilities
-        if not shared.ports.fetches_images or not seen.images or seen.resolves_urls:
-            return
-        if urls := fetched_images.remote_urls(turn.bound.input):
-            opened = fetched_images.opened(turn.bound.input, await FetchImages(turn, urls))
-            turn.bound = structs.replace(turn.bound, input=opened)
 
     def _plan(self) -> Job:
         """All lists of tools are there: plan the jobs, and return the first."""

@@ -30,10 +30,9 @@ from slipring.protocol.items import (
     plain_text,
     short_id,
 )
-from slipring.protocol.pictures.item_pictures import is_data
+from slipring.protocol.pictures.item_pictures import is_data, is_web, plain_url
 
 _STEP_BYTES = 300
-_URLS = ("http://", "https://")
 # Sets of classes, not ``isinstance``: a resent history has hundreds of items, and a test that fails is slow.
 _CALLS = (FunctionCall, CustomToolCall)
 _OUTPUTS = frozenset({CallOutput, LoadedTools})
@@ -287,7 +286,7 @@ def _content(content: str | list[Part]) -> Content:
 
 
 def _image(part: InputImage) -> _ImagePart:
-    return _ImagePart(_ImageUrl(part.image_url or "", part.detail or UNSET))
+    return _ImagePart(_ImageUrl(plain_url(part.image_url or ""), part.detail or UNSET))
 
 
 def _fields(before: History | None, answer: Sequence[Item], returned: ReturnedAnswer | None) -> _TailFields:
@@ -377,7 +376,7 @@ def _refuse_part(part: Part, can_show: bool, urls: bool, param: str) -> None:
             param=param,
         )
     url = part.image_url or ""
-    if not is_data(url) and not (urls and url.startswith(_URLS)):
+    if not is_data(url) and not (urls and is_web(url)):
         kinds = "a data URL or an http(s) URL" if urls else "a data URL"
         raise UnsupportedParameter(
             f"This model's server takes images only as 'image_url' with {kinds}.", param=param

@@ -10,7 +10,7 @@ from slipring.prompts import foreseen_context
 from slipring.prompts.foreseen_context import Foreseen
 from slipring.prompts.rendering import CannotAppend, Rendered, Renderer, Rendering
 from slipring.prompts.tokenization.token_budget import TokenBudget, TooManyTokens
-from slipring.protocol.pictures.item_pictures import image_parts, pictures
+from slipring.protocol.pictures.item_pictures import image_parts, pictures, plain_url
 
 _AT_ONCE_BYTES = 8192
 """Texts up to this size are tokenized on the event loop: digits, the slowest text, take 15 ms."""
@@ -77,7 +77,7 @@ def data_urls(job: Job, sent: Rendered) -> list[str]:
     for item in job.context():
         for picture, (_, part) in zip(pictures(item), image_parts(item), strict=True):
             assert part.image_url is not None, "engines see pictures with their data only"
-            urls[picture.digest] = part.image_url
+            urls[picture.digest] = plain_url(part.image_url)
     return [urls[digest] for digest in sent.digests()]
 
 

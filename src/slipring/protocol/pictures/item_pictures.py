@@ -6,7 +6,7 @@ the server knows of it: its digest, by which pictures are compared, its type, an
 
 import binascii
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from typing import NamedTuple, get_args
 
@@ -17,9 +17,11 @@ from slipring.base.errors import InvalidRequest, quoted
 from slipring.protocol import wire
 from slipring.protocol.items import (
     CallOutput,
+    InputFile,
     InputImage,
     Item,
     Message,
+    Part,
     computed_once,
     may_have_images,
     part_param,
@@ -32,6 +34,9 @@ _NAMES["image/webp"] = "WebP"
 _OTHER_SPELLINGS = {"image/jpg": "image/jpeg", "image/pjpeg": "image/jpeg", "image/x-png": "image/png"}
 _DATA_URL = re.compile(r"data:([^;,\"]{0,100})((?:;[^;,\"]{0,100}){0,8}),", re.IGNORECASE)
 _LONGEST_HEAD = 1024
+ELSEWHERE = "elsewhere"
+"""An image that has an address or a file id in place of its data."""
+A_FILE = "file"
 _DIGEST_BYTES = 32
 _fields = msgspec.json.Decoder(dict[str, Raw])
 _parts = msgspec.json.Decoder(list[Raw])
@@ -79,18 +84,21 @@ def image_param(item: Item, index: int, place: int) -> str:
 
 def image_parts(item: Item) -> Iterator[tuple[int, InputImage]]:
     """The images of an item, each with its place among the parts."""
-    if not may_have_images(item):
-        return
+    if may_have_images(item):
+        for place, part in enumerate(parts_of(item)):
+            if isinstance(part, InputImage):
+                yield place, part
+
+
+def parts_of(item: Item) -> Sequence[Part]:
+    """The parts of a message, or of the output of a call; none if that is a text."""
     body = item.body()
     content: object = None
     if isinstance(body, Message):
         content = body.content
     elif isinstance(body, CallOutput):
         content = body.output
-    if isinstance(content, list):
-        for place, part in enumerate(content):
-            if isinstance(part, InputImage):
-                yield place, part
+    return content if isinstance(content, list) else ()
 
 
 @computed_once
@@ -128,14 +136,52 @@ def _examined(item: Item) -> tuple[Picture, ...] | _Fault:
     return tuple(found)
 
 
+@computed_once
+def attachments(item: Item) -> frozenset[str]:
+    """What an item has beside texts: the types of its pictures, ``ELSEWHERE``, ``A_FILE``. Nothing is known
+    of pictures that are not valid."""
+    if not may_have_images(item):
+        return frozenset()
+    try:
+        found: set[str] = {picture.media_type for picture in pictures(item)}
+    except BadPicture:
+        found = set()
+    for part in parts_of(item):
+        if isinstance(part, InputFile):
+            found.add(A_FILE)
+        elif isinstance(part, InputImage) and not (part.image_url is not None and is_data(part.image_url)):
+            found.add(ELSEWHERE)
+    return frozenset(found)
+
+
 def is_data(url: str) -> bool:
     """Whether a URL has the data itself."""
     return url[:5].lower() == "data:"
 
 
+def is_web(url: str) -> bool:
+    """Whether a URL is that of a web server."""
+    return url[:8].lower().startswith(("http://", "https://"))
+
+
 def base64_of(url: str) -> str:
     """The base64 in the data URL of a picture."""
     return url[url.index(",", 0, _LONGEST_HEAD) + 1 :]
+
+
+def plain_url(url: str) -> str:
+    """The data URL of a picture as every server reads it: its type by its usual name, and nothing beside it.
+    Some servers read no capitals and no further parameters."""
+    head = _DATA_URL.match(url, 0, _LONGEST_HEAD)
+    if head is None:
+        return url
+    plain = f"data:{_type_of(head)};base64,"
+    return url if head[0] == plain else plain + url[head.end() :]
+
+
+def _type_of(head: re.Match[str]) -> str:
+    claimed = head[1].strip().lower()
+    return _OTHER_SPELLINGS.get(claimed, claimed)
 
 
 def picture_of(url: str, detail: str | None = None) -> Picture:
@@ -145,8 +191,7 @@ def picture_of(url: str, detail: str | None = None) -> Picture:
         raise BadPicture(
             "must be a data URL such as 'data:image/png;base64,…', with base64", "invalid_image_url"
         )
-    claimed = head[1].strip().lower()
-    claimed = _OTHER_SPELLINGS.get(claimed, claimed)
+    claimed = _type_of(head)
     if claimed not in _NAMES:
         raise BadPicture(
             f"has the type {quoted(claimed)}; supported are {', '.join(ALL_TYPES)}",
