@@ -9,6 +9,7 @@ from openai import AsyncOpenAI
 
 from tests import late
 from tests.harness import serve
+from tests.pictures import PIXEL
 
 Json = dict[str, Any]
 ACTIONS: list[Json] = [
@@ -34,7 +35,7 @@ def desk(done: list[Any]) -> Any:
         name: note(name)
         for name in ("click", "double_click", "scroll", "type", "wait", "move", "keypress", "drag")
     }
-    methods["screenshot"] = lambda self: "iVBORw0KGgo="
+    methods["screenshot"] = lambda self: PIXEL.partition(",")[2]
     return type("Desk", (late.agents.Computer,), methods)()
 
 

@@ -457,7 +457,7 @@ def test_models_are_listed_and_retrieved(served: Served) -> None:
         assert [model.id for model in listed] == ["house-model"]
         retrieved = client.models.retrieve("house-model")
         assert retrieved == listed[0]
-        assert set(retrieved.to_dict()) == {"id", "object", "created", "owned_by"}
+        assert set(retrieved.to_dict()) == {"id", "object", "created", "owned_by", "input_modalities"}
         assert client.responses.create(model="house-model", input="hello").model == "house-model"
 
 

@@ -189,7 +189,7 @@ async def test_health_names_the_engine_in_trouble() -> None:
         async with server.http.get(server.url.removesuffix("/v1") + "/health") as answer:
             body: dict[str, Any] = await answer.json()
         assert (answer.status, body["status"]) == (503, "degraded")
-        assert body["engines"] == [{"name": "puppet", "trouble": "it rests"}]
+        assert body["engines"] == [{"name": "puppet", "trouble": "it rests", "sessions": None}]
 
 
 def test_the_documented_table_is_valid(tmp_path: Path) -> None:

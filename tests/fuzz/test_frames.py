@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from slipring.core.session import client_events
-from slipring.server.request_decoding import RequestDecoder
+from slipring.server.request_decoding import LARGE_BYTES, RequestDecoder
 from tests.fuzz.frames import inputs
 from tests.fuzz.frames.client import Client, Judge
 from tests.fuzz.frames.corpus import Corpus, valid_inputs
@@ -21,6 +21,9 @@ from tests.harness import serve
 
 FOUND = sorted((inputs.FOUND).glob("*.json"))
 _KEY = "fuzz-key"
+
+LARGE = "[" + " " * LARGE_BYTES + "]"
+"""A message that is decoded in a thread."""
 
 
 class Local:
@@ -88,14 +91,14 @@ async def test_a_server_that_stops_to_answer_is_noticed(
     decode = RequestDecoder.frame
 
     async def slow(self: RequestDecoder, tenant: str, frame: bytes | str, *rest: object) -> object:
-        if frame == "[]":
+        if len(frame) == len(LARGE):
             await asyncio.Event().wait()
         return await decode(self, tenant, frame, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(RequestDecoder, "frame", slow)
     async with _local(caplog, patience_s=0.2) as (_, client):
-        assert await client.run(Input("json", (Text("[]"),))) == ["neither closed nor answered a ping"]
-        raw = Input("raw", (Bytes(frame(TEXT, b"[]").hex()), Bytes("8185")))
+        assert await client.run(Input("json", (Text(LARGE),))) == ["neither closed nor answered a ping"]
+        raw = Input("raw", (Bytes(frame(TEXT, LARGE.encode()).hex()), Bytes("8185")))
         assert await client.run(raw) == ["neither closed nor answered a ping"]
 
 

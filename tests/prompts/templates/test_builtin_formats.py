@@ -198,10 +198,9 @@ def test_items_that_are_not_rendered_change_nothing(name: str) -> None:
 
 
 @EVERY_FORMAT
-def test_text_parts_are_joined_and_images_are_left_out(name: str) -> None:
+def test_text_parts_are_joined(name: str) -> None:
     parts = [
         {"type": "input_text", "text": "a"},
-        {"type": "input_image", "image_url": "data:"},
         {"type": "input_text", "text": "b"},
     ]
     joined = item("message", role="user", content=parts)

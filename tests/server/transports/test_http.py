@@ -567,7 +567,7 @@ async def test_models_are_listed_and_shown(prefix: str) -> None:
         assert (status, listed["object"]) == (200, "list")
         assert [model["id"] for model in listed["data"]] == ["small", "vendor/large"]
         for model in listed["data"]:
-            assert set(model) == {"id", "object", "created", "owned_by"}
+            assert set(model) == {"id", "object", "created", "owned_by", "input_modalities"}
             assert await send(server, "GET", f"{prefix}/models/{model['id']}") == (200, model)
 
 
