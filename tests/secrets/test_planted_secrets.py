@@ -269,6 +269,7 @@ async def test_nothing_that_a_server_leaves_behind_contains_a_secret(tmp_path: P
                 await look_at_the_admin_address(clients, admin, planted)
                 await clients.request("GET", f"{server.url.removesuffix('/v1')}/health")
                 await clients.request("GET", f"{server.url.removesuffix('/v1')}/slipring/turns")
+            await around.was_traced.wait()  # traces are sent from time to time
             server.process.send_signal(signal.SIGABRT)
             await server.process.wait()
             log.write_text("\n".join(server.output) + await errors, encoding="utf-8")
