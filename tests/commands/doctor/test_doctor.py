@@ -55,11 +55,18 @@ def test_a_port_that_is_in_use(capsys: pytest.CaptureFixture[str]) -> None:
     assert port in found["address"][0].what
 
 
-def test_other_machines_need_keys(capsys: pytest.CaptureFixture[str]) -> None:
-    _, found = run(capsys, *FAST, "--host", "0.0.0.0")
-    assert found["API keys"][0].state == "warn"
+def test_other_machines_need_keys(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    store = f"sqlite:{tmp_path / 'slipring.db'}"
+    code, found = run(capsys, *FAST, "--host", "0.0.0.0", "--store", store)
+    assert (code, found["API keys"][0].state) == (1, "fail")
+    assert "slipring keys create" in found["API keys"][0].what
     _, found = run(capsys, *FAST, "--host", "0.0.0.0", "--api-key", "a:b")
     assert found["API keys"][0] == Finding("API keys", "ok", "1 in the settings")
+    assert main(["keys", "create", "--tenant", "a", "--store", store]) == 0
+    capsys.readouterr()
+    for host in ("0.0.0.0", "127.0.0.1"):
+        _, found = run(capsys, *FAST, "--host", host, "--store", store)
+        assert found["API keys"][0] == Finding("API keys", "ok", "in the store (slipring keys list)")
 
 
 async def test_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

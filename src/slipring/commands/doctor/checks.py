@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from slipring.base.errors import StartupError
+from slipring.base.errors import StartupError, Unavailable
 from slipring.config.settings import ADMIN_AUTO, ADMIN_OFF, Config
 from slipring.engines.catalog import open_engine
 from slipring.engines.hub.gguf_variants import gigabytes
@@ -122,14 +122,24 @@ def _bindable(name: str, host: str, port: int) -> Finding:
 
 
 async def check_keys(config: Config) -> list[Finding]:
+    """Whether there are keys, in the settings or in the store: without any, only loopback is served."""
     if config.api_key:
         return [Finding("API keys", "ok", f"{len(config.api_key)} in the settings")]
     try:
+        store = open_store(config.store, config.limits, is_synced=not config.store_unsynced)
+        try:
+            await store.start()
+            has_keys = await store.keys.exist()
+        finally:
+            await store.close()
+    except (StartupError, Unavailable):
+        has_keys = False  # what is wrong with the store is a finding of its own
+    if has_keys:
+        return [Finding("API keys", "ok", "in the store (slipring keys list)")]
+    try:
         require_keys(config)
-    except StartupError:
-        what = f"none in the settings, and {config.host} is no loopback address"
-        remedy = "a server starts only if the store has keys: slipring keys list"
-        return [Finding("API keys", "warn", what, remedy)]
+    except StartupError as error:
+        return [Finding("API keys", "fail", str(error))]
     return [Finding("API keys", "ok", "none: only this machine is served, without keys")]
 
 
