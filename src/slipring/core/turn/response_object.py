@@ -81,7 +81,7 @@ def without_definitions(response: Response) -> Response:
 
 def usage(finished: Finished, lifetime: CacheLifetime | None = None) -> Usage:
     """Token usage in the form of the response object. ``lifetime``: what the request asks of caches. Without
-    it, the written tokens are not told apart: the Agents SDK for JavaScript takes numbers there only."""
+    it, the written tokens are one number: the Agents SDK for JavaScript fails on an object there."""
     written = finished.input_tokens - finished.cached_tokens
     by_lifetime: CacheWriteDetails | UnsetType = UNSET
     if lifetime is not None:

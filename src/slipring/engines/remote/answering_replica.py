@@ -34,6 +34,6 @@ def answering_replica(headers: Mapping[str, str], names: Sequence[str]) -> Repli
     name, _, rest = value.partition(";")
     if not name.strip():
         return None
-    told = rest.strip().removeprefix(_KV_TOKENS)
-    is_told = rest.strip().startswith(_KV_TOKENS) and told.isdecimal() and len(told) < 16
-    return Replica(name.strip()[:_LONGEST_NAME], int(told) or None if is_told else None)
+    size = rest.strip().removeprefix(_KV_TOKENS)
+    has_size = rest.strip().startswith(_KV_TOKENS) and size.isdecimal() and len(size) < 16
+    return Replica(name.strip()[:_LONGEST_NAME], int(size) or None if has_size else None)

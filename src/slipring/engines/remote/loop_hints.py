@@ -1,4 +1,4 @@
-"""What servers are told of the loop that a request belongs to, if they read such hints.
+"""Hints about the loop that a request belongs to, for servers that read them.
 
 A turn of a loop that runs goes before the first turn of one that begins, because its context is in the cache
 and its client waits between two tools. Both go before warmups and summaries, for which no client waits.
@@ -10,7 +10,7 @@ from slipring.base.errors import StartupError
 from slipring.core.generation import Job
 
 HINTS = ("", "dynamo")
-"""The kinds of hints that an engine can be told to send; empty: none."""
+"""The kinds of hints that the option `hints` can select; empty: none."""
 HINTS_MEANING = (
     "hints for the server about the loop of each request: dynamo (`nvext.agent_hints`); empty: none"
 )
