@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,8 @@ HUB_MISTAKE = (
     "there is no directory Qwen/Qwen3-8B; the tokenizer must be a directory that holds tokenizer.json"
     " (hf download Qwen/Qwen3-8B --include '*.j*' --local-dir Qwen3-8B creates it in Qwen3-8B)"
 )
+_WITHIN_S = 300.0
+"""Ends a test whose server hangs; a busy machine needs a fraction of it."""
 KEY_MISTAKE = "slipring serve: unknown flag --api-kye: did you mean --api-key? (see slipring serve --help)"
 
 
@@ -54,18 +56,24 @@ class Process:
     def url(self) -> str:
         return self.output[0].rpartition(" ")[2]
 
-    async def line(self, within_s: float = 10) -> str:
+    async def line(self, within_s: float = _WITHIN_S) -> str:
         assert self.process.stdout is not None
         return (await asyncio.wait_for(self.process.stdout.readline(), within_s)).decode().rstrip()
 
     async def stop(self, number: int = signal.SIGTERM) -> int:
         """Send a signal; return the exit code."""
         self.process.send_signal(number)
-        return await asyncio.wait_for(self.process.wait(), 60)
+        return await asyncio.wait_for(self.process.wait(), _WITHIN_S)
 
-    async def errors(self) -> str:
+    async def errors(self, on_line: Callable[[str], None] | None = None) -> str:
+        """What it prints on standard error until its end; each line is also given to the function."""
         assert self.process.stderr is not None
-        return "\n".join((await self.process.stderr.read()).decode().splitlines())
+        lines: list[str] = []
+        async for line in self.process.stderr:
+            lines.append(line.decode().rstrip("\n"))
+            if on_line is not None:
+                on_line(lines[-1])
+        return "\n".join(lines)
 
 
 @asynccontextmanager
@@ -81,11 +89,12 @@ async def launched(
         env=environment(**variables),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
+        limit=1 << 24,  # of a line in the log
     )
     running = Process(process, [])
     try:
         while not (running.output and "OPENAI_BASE_URL" in running.output[-1]):
-            running.output.append(await running.line(60))  # a model may have to be loaded
+            running.output.append(await running.line())  # a model may have to be loaded
             assert process.returncode is None, await running.errors()
             assert running.output[0], await running.errors()
         yield running

@@ -1,6 +1,5 @@
 """The servers around slipring, which repeat every credential that they are sent: in answers and in errors."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -22,7 +21,6 @@ class World:
         self.mcp.tools = [{"name": name, "inputSchema": {"type": "object"}} for name in ("reveal", "fail")]
         self.mcp.calls = {"reveal": self._reveal, "fail": self._fail}
         self.traces: list[bytes] = []
-        self.was_traced = asyncio.Event()
         self.seen: list[str] = []
         """What was repeated: it shows that the secrets were there to be leaked."""
         self.url = ""
@@ -46,7 +44,6 @@ class World:
         """Receive traces, and complain all the same."""
         self.traces.append(await request.read())
         self.seen.append(_repeat(request))
-        self.was_traced.set()
         secret = request.headers["Authorization"]
         return web.Response(status=400, text=f"Not accepted: {secret}", reason=f"Not accepted: {secret}")
 
