@@ -28,7 +28,7 @@ import pytest
 from aiohttp import web
 
 import slipring
-from slipring.server.cluster import store_maintenance
+from slipring.server import periodic_tasks
 from slipring.server.process import server
 from tests.engines.fakes.chat import FakeChatServer
 from tests.engines.fakes.server import FakeServer, Say, Stop, in_front_of
@@ -86,7 +86,7 @@ FAKES: dict[str, Callable[[], FakeServer]] = {"vllm": FakeVllm, "chat": FakeChat
 @pytest.fixture(autouse=True)
 def nothing_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine a turn may take seconds: what a server does every second is not part of one."""
-    for module in (server, store_maintenance):
+    for module in (server, periodic_tasks):
         name = "_TICK_S" if module is server else "_EXCHANGE_INTERVAL_S"
         monkeypatch.setattr(module, name, 1e6)
 

@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace, config: Config | None) -> int:
 def _without_hub(config: Config) -> tuple[Config, list[str]]:
     """The settings with a stand-in for each engine that a server fetches from the hub, and those engines.
     Raises ``StartupError``."""
-    from slipring.engines.hub.named_models import full_name, model_of_flag, uses_hub
+    from slipring.engines.hub.model_names import full_name, model_of_flag, uses_hub
 
     specs = [entry.engine for entry in config.models] or [model_of_flag(config.engine, config.model)[0]]
     fetched = [spec for spec in dict.fromkeys(specs) if uses_hub(spec)]

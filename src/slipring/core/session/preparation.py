@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from msgspec import UNSET, structs
 
 from slipring.base.errors import ApiError, InvalidPrompt, PreviousResponseNotFound
+from slipring.core.accepted_images import sight_of
 from slipring.core.chain import fetched_images, hosted_items, input_items, sealed_items
 from slipring.core.chain.fetched_images import Fetched
 from slipring.core.chain.head import Head
@@ -24,7 +25,6 @@ from slipring.core.generation import Job, Model
 from slipring.core.limits import Limits
 from slipring.core.session.actions import Load, Loaded
 from slipring.core.session.session_state import SessionState
-from slipring.core.sight import sight_of
 from slipring.core.turn import response_object
 from slipring.core.turn.compaction import TRIGGER, Compaction, read_plan
 from slipring.core.turn.output.hosted_calls import HostedCalls
@@ -35,7 +35,7 @@ from slipring.core.turn.request_validation import (
     require_something,
 )
 from slipring.core.turn.steps.rollout import Rollout, require_possible
-from slipring.core.turn.steps.steps import Steps
+from slipring.core.turn.steps.step_jobs import Steps
 from slipring.core.turn.turn import UNPLANNED, Bound, Draft, Inserted, Planned, Prepared, Turn
 from slipring.core.turn.turn_checks import TurnChecks
 from slipring.protocol.definitions import Definitions

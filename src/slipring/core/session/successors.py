@@ -8,12 +8,12 @@ for call outputs leaves its steers to the client's continuation.
 from msgspec import structs
 
 from slipring.base.errors import ApiError, InvalidPrompt
+from slipring.core.accepted_images import Sight
 from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Models
 from slipring.core.limits import Limits
 from slipring.core.ports import Ports
 from slipring.core.session.request_charges import Charges
-from slipring.core.sight import Sight
 from slipring.core.turn.stages import Stages
 from slipring.core.turn.steps import steering
 from slipring.core.turn.steps.steering import SteerRefused, Steers

@@ -4,11 +4,11 @@ from aiohttp import web
 from msgspec import Raw, json
 
 from slipring.base.errors import InvalidRequest, NotFound, conversation_not_found, quoted
+from slipring.core.accepted_images import Sight
 from slipring.core.chain import item_ids, sealed_items
 from slipring.core.generation import Capabilities
 from slipring.core.limits import Limits
 from slipring.core.session.preparation import new_definitions
-from slipring.core.sight import Sight
 from slipring.core.turn.compaction import TRIGGER
 from slipring.core.turn.request_validation import read_include
 from slipring.protocol.definitions import Definitions

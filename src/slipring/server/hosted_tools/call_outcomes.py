@@ -7,8 +7,8 @@ import msgspec
 from msgspec import Raw
 
 from slipring.base.errors import InvalidRequest
+from slipring.core.accepted_images import Sight
 from slipring.core.hosted.tools import CallOutcome
-from slipring.core.sight import Sight
 from slipring.mcp import (
     AudioContent,
     ConnectionLost,
@@ -27,7 +27,7 @@ from slipring.mcp import (
     ToolResult,
     Unreachable,
 )
-from slipring.protocol.hosted.mcp_items import CallError, HttpError, ProtocolError, ToolError
+from slipring.protocol.hosted.hosted_items import CallError, HttpError, ProtocolError, ToolError
 from slipring.protocol.pictures.item_pictures import Picture, described, picture_of
 
 INVALID_ARGUMENTS = -32602

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Raw, Struct, UnsetType
 
 from slipring.base.errors import ExternalConnectorError, InvalidRequest
+from slipring.core.accepted_images import Sight
 from slipring.core.hosted.tools import (
     CallOutcome,
     CallProgress,
@@ -22,11 +23,10 @@ from slipring.core.hosted.tools import (
     ResolvedServer,
 )
 from slipring.core.limits import Limits
-from slipring.core.sight import Sight
 from slipring.mcp import HttpServer, McpFailure, Outcome, ProgressUpdate, Redaction, Tool
 from slipring.protocol.definitions import MOST_TOOLS
 from slipring.protocol.hosted.builtin_tools import BuiltinKind
-from slipring.protocol.hosted.mcp_items import CallError, ProtocolError
+from slipring.protocol.hosted.hosted_items import CallError, ProtocolError
 from slipring.protocol.hosted.mcp_tools import ListedTool, McpTool, ToolHints, place_of
 from slipring.server.access.auth import Caller
 from slipring.server.clock import clock
