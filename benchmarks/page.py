@@ -1,5 +1,5 @@
-"""Writes the latest figures into the README and into pages of ``docs``: those on benchmarks, resent histories,
-the cost of safety checks and scheduling.
+"""Writes the latest figures into the README and into pages of ``docs``: those on benchmarks, resent
+histories, the cost of safety checks and scheduling.
 
 The text between the markers of the pages, and the figures, are generated from ``results/`` alone.
 
