@@ -81,8 +81,8 @@ from tests.recorded_shapes import SHAPES
 
 Json = dict[str, Any]
 
-DOCS = Path(__file__).parent.parent / "docs"
-PAGES = (DOCS / "compatibility.md", *sorted((DOCS / "compatibility").glob("*.md")))
+ROOT = Path(__file__).parent.parent / "docs"
+PAGES = (ROOT / "compatibility.md", *sorted((ROOT / "compatibility").glob("*.md")))
 STATUSES = ("supported", "carried", "refused")
 
 # The page ----------------------------------------------------------------------------------------
