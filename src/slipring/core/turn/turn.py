@@ -12,7 +12,7 @@ from typing import Any, Literal
 from msgspec import UNSET, Struct, structs
 
 from slipring.base.errors import ApiError, InvalidPrompt
-from slipring.core.accepted_images import Sight
+from slipring.core.attachment_rules import AttachmentRules
 from slipring.core.chain import hosted_items, input_items, item_ids
 from slipring.core.chain.head import Head
 from slipring.core.chain.input_items import OpenCarry
@@ -136,7 +136,7 @@ class Draft(Struct, frozen=True, eq=False):
     compaction: Plan | None
     definitions: Definitions
     """Those that the input brings."""
-    sight: Sight
+    attachment_rules: AttachmentRules
 
 
 class Prepared(Struct, frozen=True, eq=False):

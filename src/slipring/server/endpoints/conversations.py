@@ -4,7 +4,7 @@ from aiohttp import web
 from msgspec import Raw, json
 
 from slipring.base.errors import InvalidRequest, NotFound, conversation_not_found, quoted
-from slipring.core.accepted_images import Sight
+from slipring.core.attachment_rules import AttachmentRules
 from slipring.core.chain import item_ids, sealed_items
 from slipring.core.generation import Capabilities
 from slipring.core.limits import Limits
@@ -187,7 +187,7 @@ async def _read_items(
 def _check_pictures(items: list[Item], limits: Limits) -> None:
     """Raise for images that no turn of the conversation could show to any model."""
     try:
-        Sight(_SEES_ALL, limits).refuse_unseen(items)
+        AttachmentRules(_SEES_ALL, limits).refuse_unseen(items)
     except InvalidRequest as error:
         error.message, error.param = (
             text.replace("input[", "items[", 1) for text in (error.message, error.param or "")
