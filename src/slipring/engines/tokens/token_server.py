@@ -48,7 +48,7 @@ from slipring.engines.scheduling.replica_schedules import ReplicaSchedules
 from slipring.engines.tokens.chain_ends import ChainEnds
 from slipring.engines.tokens.job_rendering import accepted, count, foresee, position_of, prefetch, render
 from slipring.engines.tokens.model_files import ModelInfo
-from slipring.engines.tokens.renderers import make_serving_renderer, picture_forms
+from slipring.engines.tokens.renderers import check_rendering, make_serving_renderer, picture_forms
 from slipring.engines.tokens.rendering_options import dialect_option, thinking_option, variables_option
 from slipring.engines.tokens.sampling import Sampling
 from slipring.engines.tokens.server_constraints import TRIED_TOKENS, ServerConstraints
@@ -163,6 +163,7 @@ class TokenServer(RemoteEngine):
     """Set by ``start`` if the engine reports the ends of chains to the server."""
 
     def __init__(self, options: TokenServerOptions) -> None:
+        check_rendering(self.name, options)
         self.options = options
         self._upstream = Upstream(self.name, options)
         self._admission = Admission(f"{self.maker} at {options.url}", options, self._probe)
