@@ -19,6 +19,7 @@ from slipring.commands.doctor import checks
 from slipring.commands.doctor.checks import Finding, check_engines, check_open_files, check_store
 from slipring.config.settings import Config
 from slipring.core.limits import Limits
+from slipring.engines.hub import named_models
 from slipring.engines.hub.model_hub import ModelHub
 from tests.commands.test_cli import COMMAND, environment
 from tests.engines.fakes.hub import FakeHub
@@ -111,6 +112,8 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
 def test_what_a_server_would_fetch_is_stated_and_not_fetched(
     hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(named_models, "available_memory", lambda: None)
+    monkeypatch.setattr(checks, "available_memory", lambda: 10**10)
     found = check_engines(Config(model=("acme/a-GGUF",)))
     assert [(each.name, each.state) for each in found] == [("engine llama", "ok")] * 2
     assert "not started: a server fetches acme/a-GGUF Q4_K_M (1.0 MB) first: 1.0 MB to fetch" in found[0].what
@@ -119,10 +122,12 @@ def test_what_a_server_would_fetch_is_stated_and_not_fetched(
     assert [each.state for each in check_engines(Config(engine="acme/a-GGUF"))] == ["fail", "ok"]
     monkeypatch.setattr(checks, "available_memory", lambda: 10**6)
     assert [each.state for each in check_engines(Config(engine="acme/a-GGUF"))] == ["fail", "warn"]
-    (found,) = check_engines(Config(engine="acme/a-GGUF,slots=no"))
-    assert (found.state, "option 'slots' must be a number" in found.what) == ("fail", True)
-    (found,) = check_engines(Config(engine="acme/none-GGUF"))
-    assert (found.state, "no such model on the hub" in found.what) == ("fail", True)
+    for engine, problem in (
+        ("acme/a-GGUF,slots=no", "option 'slots' must be a number"),
+        ("acme/none-GGUF", "no such model on the hub"),
+    ):
+        (only,) = check_engines(Config(engine=engine))
+        assert (only.state, problem in only.what) == ("fail", True)
     assert hub.downloads(".gguf") == []
 
 
