@@ -67,7 +67,7 @@ def by_chat(client: OpenAI, sent: str, returned: str) -> str:
         }
     ]
     first = client.chat.completions.create(model=MODEL, tools=[tool], messages=messages)
-    (call,) = first.choices[0].message.tool_calls or ()
+    (call,) = first.choices[0].message.tool_calls or []
     # Outputs are texts in the types of this API: an image follows as a message of the user.
     messages += [
         {"role": "assistant", "tool_calls": [{"id": call.id, "type": "function", "function": LOOK}]},
