@@ -17,7 +17,9 @@ _DRIVER = Path(__file__).parent / "drivers" / "agents_loop.py"
 
 async def _drive(stage: Stage, relay: Relay, *files: Path) -> Ended:
     return await stage.run(
-        *(sys.executable, _DRIVER, *files),
+        sys.executable,
+        _DRIVER,
+        *files,
         OPENAI_BASE_URL=relay.url,
         OPENAI_API_KEY="any",
         OPENAI_MODEL="simulated",

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from slipring.core.turn.request_validation import INCLUDABLE
+from slipring.protocol.pictures.item_pictures import parts_of
 from tests.core.connection import Connection, call_output, message, only_error
 from tests.pictures import PIXEL
 
@@ -145,8 +146,7 @@ def test_an_error_names_the_index_of_an_unsupported_image_or_file_in_a_tool_outp
 def test_the_details_of_the_api_are_accepted(detail):
     connection = Connection()
     connection.create(model="able", input=[{"role": "user", "content": [IMAGE | {"detail": detail}]}])
-    (part,) = connection.job().input[0].body().content
-    assert part.detail == detail
+    assert [getattr(part, "detail", "") for part in parts_of(connection.job().input[0])] == [detail]
 
 
 @pytest.mark.parametrize(
