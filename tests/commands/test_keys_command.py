@@ -243,7 +243,7 @@ async def keys(*arguments: str) -> str:
     process = await asyncio.create_subprocess_exec(
         *COMMAND, "keys", *arguments, env=environment(SLIPRING_STORE="sqlite:keys.db"), stdout=-1, stderr=-1
     )
-    out, err = await asyncio.wait_for(process.communicate(), 60)
+    out, err = await asyncio.wait_for(process.communicate(), 300)
     assert process.returncode == 0, err.decode()
     return out.decode()
 
@@ -274,7 +274,7 @@ async def test_a_server_accepts_keys_from_creation_until_they_are_revoked(tmp_pa
             assert ids.keys() == {"a", "b"}
             await keys("revoke", ids["b"])
             await ws.send_json({"type": "response.create", "input": "hello"})
-            event = await ws.receive_json(timeout=60)
+            event = await ws.receive_json(timeout=300)
             assert (event["type"], event["status"]) == ("error", 401)
         assert await ask(http, server.url, second) == 401
         secrets = [key.partition(".")[2] for key in (first, second)]

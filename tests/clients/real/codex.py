@@ -169,7 +169,7 @@ async def _(stage: Stage) -> None:
 
 @codex.check("WebSocket", "the configuration of the guide for vLLM")
 async def _(stage: Stage) -> None:
-    (shown,) = [block.text for block in blocks("codex-on-vllm.md") if block.language == "toml"]
+    (shown,) = [block.text for block in blocks("guides/codex-on-vllm.md") if block.language == "toml"]
     unattended = CONFIG[CONFIG.index("approval_policy") : CONFIG.index("[model_providers")]
     head, table = shown.split("[model_providers", 1)
     model = tomllib.loads(shown)["model"]
