@@ -382,7 +382,7 @@ def run(*command: str | Path) -> None:
     """Run a checker, or say that it is not here."""
     if shutil.which(str(command[0])) is None:
         pytest.skip(f"{command[0]} is not here")
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -50,7 +50,7 @@ pytestmark = pytest.mark.usefixtures("compiled_here")
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-GUIDES = sorted((DOCS / "guides").glob("*.md"))
+GUIDES = sorted(page for folder in ("guides", "recipes") for page in (DOCS / folder).glob("*.md"))
 """Their commands are run by ``tests/guides``."""
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted({*DOCS.rglob("*.md")} - {*GUIDES})]
 READERS: dict[str, Callable[[str], Any]] = {
@@ -63,6 +63,8 @@ READERS: dict[str, Callable[[str], Any]] = {
 """Of engines whose models and servers need not be here for an example of them."""
 ENDING = "simulated:tokens_per_s=0,output_tokens=5,tool_calls=1"
 """An engine that calls a tool, if there is one, and answers."""
+USEFUL = "Qwen/Qwen3-8B-GGUF"
+"""The model of the README, in whose place the tests serve a tiny one."""
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -132,7 +134,7 @@ async def serve_with_clock(names: tuple[str, ...]) -> AsyncIterator[Running]:
 async def test_python_snippets_run_as_they_stand(
     request: pytest.FixtureRequest, where: str, code: str
 ) -> None:
-    names = (name_of(locate(LlamaOptions())[0]),)  # snippets name the packaged model
+    names = (name_of(locate(LlamaOptions())[0]), USEFUL)  # those that snippets name
     # The tiny model ends neither calls nor answers by itself, and is faster than who steers it.
     if "steer" in code:
         served: AbstractAsyncContextManager[Running] = serve("simulated:tokens_per_s=200", model=names)

@@ -21,7 +21,7 @@ async def test_a_database_with_a_newer_schema_that_breaks_with_this_one_is_refus
     )
     await store.close()
     with pytest.raises(
-        StartupError, match=r"newer slipring \(schema version 99, this one supports up to 7\)"
+        StartupError, match=r"newer slipring \(schema version 99, this one supports up to 8\)"
     ):
         await durable.open()
 

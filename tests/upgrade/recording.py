@@ -95,7 +95,7 @@ async def _record_question(client: Client, path: Path) -> Json:
     announce(path, Node(ASKED_NODE, f"http://{host}:{port}", time.time()))
     async with client.socket() as ws:
         await ws.send_json({"type": "response.create", "input": "x", "previous_response_id": _ASKED})
-        event = await ws.receive_json(timeout=60)
+        event = await ws.receive_json(timeout=300)
     assert event["error"]["code"] == "previous_response_not_found"
     await runner.cleanup()
     (question,) = asked

@@ -104,6 +104,17 @@ def open_engine(spec: str) -> Engine:
         return make(rest)
 
 
+def check_options(spec: str) -> None:
+    """Check the options of an embedded engine whose model is not on this machine yet. Raises
+    ``StartupError``."""
+    kind, _, rest = spec.partition(":")
+    with _missing_packages(kind):
+        from slipring.engines.llama.options import read_options
+        from slipring.engines.tokens.template_choice import check_rendering
+
+        check_rendering(kind, read_options(rest))
+
+
 def open_owner(spec: str, users: int) -> Owner | None:
     """Make the owner of an engine that ``users`` workers share; None for engines that each worker opens."""
     kind, _, rest = spec.partition(":")

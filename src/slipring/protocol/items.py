@@ -22,6 +22,7 @@ from slipring.protocol.client_items import (
     CallId,
     ComputerCall,
     ComputerCallOutput,
+    ImageDetail,
     LocalShellCall,
     LocalShellCallOutput,
     ShellCall,
@@ -67,6 +68,9 @@ CALL_OF_OUTPUT = {
 """Item types with which a client answers a call, and the type of the call."""
 
 
+FileDetail = Literal["auto", "low", "high"]
+
+
 class InputText(Struct, tag_field="type", tag="input_text"):
     text: str
 
@@ -74,7 +78,7 @@ class InputText(Struct, tag_field="type", tag="input_text"):
 class InputImage(Struct, tag_field="type", tag="input_image"):
     image_url: str | None = None
     file_id: str | None = None
-    detail: str | None = None
+    detail: ImageDetail | None = None
 
 
 class InputFile(Struct, tag_field="type", tag="input_file"):
@@ -82,6 +86,7 @@ class InputFile(Struct, tag_field="type", tag="input_file"):
     file_url: str | None = None
     file_data: str | None = None
     filename: str | None = None
+    detail: FileDetail | None = None
 
 
 class OutputText(Struct, tag_field="type", tag="output_text"):

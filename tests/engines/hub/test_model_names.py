@@ -1,11 +1,15 @@
 """What users call a model becomes what an engine opens, and a server serves it under the name they used."""
 
 import asyncio
-import glob
+import json
 import re
 import signal
+import socket
+import subprocess
 import threading
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +17,26 @@ import aiohttp
 import pytest
 
 from slipring.base.errors import StartupError
+from slipring.commands.cli import main
+from slipring.commands.serve import refuse_early
+from slipring.config.settings import Config
 from slipring.engines.hub import model_names
-from slipring.engines.hub.model_hub import ModelHub
-from slipring.engines.hub.model_names import full_name, inspected_name, model_of_flag, opened_name, uses_hub
+from slipring.engines.hub.model_hub import HubName, ModelHub
+from slipring.engines.hub.model_names import (
+    Fetch,
+    full_name,
+    inspected_name,
+    model_of_flag,
+    names_hub_model,
+    opened_name,
+    to_fetch,
+)
 from tests.commands.test_cli import COMMAND, environment, launched
 from tests.engines.fakes.hub import FakeHub
 
 MODEL = "acme/small-GGUF"
+CHUNK = 10 * 2**20
+"""What the hub's client writes at once."""
 
 
 @pytest.fixture(scope="module")
@@ -94,13 +111,26 @@ def test_a_path_or_an_address_is_no_name_for_the_packaged_model(name: str) -> No
         ("llama:a/b", True),
         ("llama", False),
         ("x.gguf", False),
-        ("vllm:http://h,tokenizer=a/b", True),
-        ("vllm:http://h", False),
+        ("vllm:http://h,tokenizer=a/b", False),
         ("chat:http://h/v1", False),
     ],
 )
-def test_whether_an_engine_uses_the_hub(engine: str, is_used: bool) -> None:
-    assert uses_hub(engine) is is_used
+def test_whether_the_model_of_an_engine_is_one_of_the_hub(engine: str, is_used: bool) -> None:
+    assert names_hub_model(engine) is is_used
+
+
+def test_what_would_be_fetched_is_stated_without_fetching_it(fake: FakeHub, hub: ModelHub) -> None:
+    size = len(fake.repositories[MODEL]["small-Q4_K_M.gguf"])
+    found = to_fetch(f"{MODEL}:Q4_K_M,slots=1", hub)
+    assert found == Fetch(f"{MODEL} Q4_K_M ({size / 1e6:.1f} MB)", size, size + 2**30)
+    vllm = "vllm:http://127.0.0.1:9,tokenizer=acme/small"
+    assert to_fetch(vllm, hub) == Fetch("the tokenizer of acme/small", 2)
+    assert hub.held() == []
+    for engine in (f"{MODEL}:Q4_K_M", vllm):
+        opened_name(engine, hub)
+        assert to_fetch(engine, hub) is None
+    for engine in ("llama", "chat:http://h/v1", "vllm:http://h", "simulated"):
+        assert to_fetch(engine, hub) is None
 
 
 def test_context_and_slots_are_chosen_unless_the_user_named_one(
@@ -166,27 +196,40 @@ async def test_a_server_fetches_its_model_and_serves_it_by_name(fake: FakeHub, t
     assert [line.split()[0] for line in printed.splitlines()[:2]] == ["MODEL", f"{MODEL}:Q4_K_M"]
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-async def test_a_download_that_is_stopped_leaves_no_unfinished_file(
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)]
+)
+def test_a_download_that_is_stopped_goes_on_at_the_next_start(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
-    fake = FakeHub({MODEL: {"tiny-Q4_K_M.gguf": bytes(1 << 20)}})
+    content = b"".join(bytes([number]) * CHUNK for number in range(4))
+    fake = FakeHub({MODEL: {"tiny-Q4_K_M.gguf": content}})
     fake.holds = threading.Event()
     with fake.running() as url:
-        process = await asyncio.create_subprocess_exec(
-            *(*COMMAND, "serve", "--model", MODEL, "--store", "memory", "--port", "0"),
+        process = subprocess.Popen(
+            [*COMMAND, "serve", "--model", MODEL, "--store", "memory", "--port", "0"],
             env=environment(HF_ENDPOINT=url, HF_HOME=str(tmp_path), HF_HUB_DISABLE_XET="1"),
-            stderr=asyncio.subprocess.PIPE,
+            stderr=subprocess.PIPE,
         )
         try:
-            await asyncio.to_thread(fake.is_holding.wait)
+            fake.is_holding.wait()
+            while not any(each.stat().st_size for each in tmp_path.rglob("*.incomplete")):
+                time.sleep(0.01)
             process.send_signal(number)
-            printed = (await process.communicate())[1].decode()
+            printed = process.communicate()[1].decode()
         finally:
             fake.holds.set()
-    assert process.returncode == code
-    assert [line for line in printed.splitlines() if "slipring fetching" not in line] == []
-    assert glob.glob("**/*.incomplete", root_dir=tmp_path, recursive=True) == []
+        assert process.returncode == code
+        assert [line for line in printed.splitlines() if "slipring fetching" not in line] == []
+        (left,) = tmp_path.rglob("*.incomplete")
+        held = left.stat().st_size
+        fake.holds = None
+        fake.requests.clear()
+        hub = ModelHub(url, tmp_path / "hub")
+        assert Path(hub.fetch_gguf(HubName(MODEL), None)[1]).read_bytes() == content
+    assert 0 < held < len(content)
+    assert fake.downloads("tiny-Q4_K_M.gguf") == [f"bytes={held}-"]
+    assert list(tmp_path.rglob("*.incomplete")) == []
 
 
 async def test_settings_that_name_models_of_the_hub_are_checked_without_it(tmp_path: Path) -> None:
@@ -202,6 +245,65 @@ async def test_settings_that_name_models_of_the_hub_are_checked_without_it(tmp_p
         assert process.returncode == 0
         assert "acme/a-GGUF" in printed
         assert "a server fetches what the hub has" in printed
+
+
+@pytest.mark.parametrize(
+    ("engine", "message"),
+    [
+        ("acme/a-GGUF,contxt=9", "unknown option 'contxt': did you mean context?"),
+        ("acme/a-GGUF,context=none", "option 'context' must be a number"),
+        ("acme/a-GGUF,dialect=chatlm", "unknown dialect 'chatlm': did you mean chatml?"),
+        ("acme/a-GGUF,thinking=no", "option 'thinking' must be"),
+        ("acme/a-GGUF,variables=a", "option 'variables' is written as"),
+        ("vllm:http://127.0.0.1:9,tokenizer=acme/a,tokenzer=b", "unknown option 'tokenzer'"),
+        ("vllm:http://127.0.0.1:9,tokenizer=acme/a,dialect=x", "unknown dialect 'x'"),
+    ],
+)
+def test_options_of_a_model_that_is_not_fetched_yet_are_checked(
+    engine: str, message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+    assert main(["config", "check", "--engine", engine]) == 3
+    assert message in capsys.readouterr().err
+
+
+async def test_a_port_in_use_is_found_before_a_model_is_fetched(fake: FakeHub, tmp_path: Path) -> None:
+    fake.requests.clear()
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        process = await asyncio.create_subprocess_exec(
+            *(*COMMAND, "serve", "--model", f"{MODEL}:Q4_K_M", "--port", port, "--store", "memory"),
+            env=environment(HF_ENDPOINT=fake.url, HF_HOME=str(tmp_path)),
+            stderr=asyncio.subprocess.PIPE,
+        )
+        printed = (await process.communicate())[1].decode()
+    assert process.returncode == 3
+    assert printed.startswith(f"slipring: cannot listen on 127.0.0.1:{port}: the port is in use; stop")
+    assert fake.downloads("small-Q4_K_M.gguf") == []
+
+
+def test_all_that_keeps_a_server_from_starting_is_found_before_a_model_is_fetched(tmp_path: Path) -> None:
+    fits = Config(model=(MODEL,), port=0, store="memory")
+    refuse_early(fits)
+    for wrong, message in (
+        (replace(fits, host="0.0.0.0"), "without API keys"),
+        (replace(fits, store=f"sqlite:{tmp_path}/none/a.db"), "none/a.db"),
+        (replace(fits, engine="llama:slots=none"), "option 'slots' must be a number"),
+    ):
+        with pytest.raises(StartupError, match=message):
+            refuse_early(wrong)
+
+
+def test_an_empty_cache_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("slipring.commands.models.ModelHub", lambda: ModelHub(None, tmp_path))
+    assert main(["models"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("No models of the hub are on this machine")
+    assert "'slipring serve --model Qwen/Qwen3-4B-GGUF' fetches one (2.5 GB)" in printed
+    assert main(["models", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
 
 
 async def test_workers_without_a_shared_store_are_refused_before_a_model_is_fetched(

@@ -449,7 +449,7 @@ async def test_the_child_exits_when_its_parent_is_killed(tiny_path: str) -> None
         stdout=asyncio.subprocess.PIPE,
     )
     assert parent.stdout is not None
-    assert b"serves" in await asyncio.wait_for(parent.stdout.readline(), 60)
+    assert b"serves" in await asyncio.wait_for(parent.stdout.readline(), 300)
     children = children_of(parent.pid)
     assert children
     parent.kill()

@@ -343,7 +343,7 @@ async def test_the_exchange_is_repeated_after_a_failure(
         with monkeypatch.context() as fault:
             fault.setattr(server.service.quotas, "exchange", exchange)
             for _ in range(2):
-                await asyncio.wait_for(exchanged.get(), 60)
+                await asyncio.wait_for(exchanged.get(), 300)
         assert (await models(server, "any"))[0] == 401
     assert "exchanging key usage with the store failed unexpectedly" in caplog.text
 

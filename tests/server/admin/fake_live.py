@@ -35,6 +35,22 @@ PHASES = {
     **{"prefill": "running", "generate": "running", "client": "paused", "store": "saving"},
     **{"list": "listing", "tools": "calling"},
 }
+LOOPS = live_messages.Loops(
+    capacity_tokens=620_000,
+    held_tokens=561_400,
+    running=3,
+    paused=2,
+    waiting=1,
+    listed=[
+        live_messages.Loop("umbrella", "waiting", 4.2, 71_300, 9),
+        live_messages.Loop("acme", "running", 0.0, 148_200, 31),
+        live_messages.Loop("acme", "paused", 1.6, 131_900, 24, "run_tests", 3.8),
+        live_messages.Loop("globex", "running", 0.0, 118_400, 20),
+        live_messages.Loop("initech", "running", 0.0, 94_700, 16),
+        live_messages.Loop("globex", "paused", 0.4, 68_200, 11, "read_file", 0.3),
+    ],
+)
+"""Loops of agents that share the KV cache of one engine."""
 TENANTS = ("acme", "globex", "initech", "umbrella", "default")
 _RECENT = 16
 
@@ -400,6 +416,15 @@ class Simulation:
                 saved_memory=memory,
             ),
             live_messages.Engine(
+                name="vllm",
+                models=["qwen3-32b"],
+                trouble=None,
+                running=3,
+                waiting=1,
+                breaker="closed",
+                loops=LOOPS,
+            ),
+            live_messages.Engine(
                 name="chat",
                 models=["qwen3-8b"],
                 trouble="connection refused",
@@ -505,7 +530,7 @@ class FakeAdmin:
         try:
             now = self._clock()
             greeting = live_messages.Greeting(
-                version="0.1.0",
+                version=slipring.__version__,
                 started_at=now - 3725,
                 now=now,
                 interval_s=self.interval_s,

@@ -11,7 +11,7 @@ from slipring.observation import live_messages
 from tests.harness import Running
 
 ANY_PORT = "127.0.0.1:0"
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0
 
 
 class Stream:

@@ -131,7 +131,7 @@ async def test_a_run_that_this_node_no_longer_makes_is_ended_by_it(
         performance = await engine.next()
         monkeypatch.setattr(store, "append", broken)
         performance.say("a")
-        await asyncio.wait_for(performance.stopped.wait(), 60)
+        await asyncio.wait_for(performance.stopped.wait(), 300)
         clocks.advance(LEASE_S)
         for _ in range(3):
             await background(api)._end_abandoned()

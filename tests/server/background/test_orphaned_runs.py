@@ -176,14 +176,14 @@ async def test_an_input_that_is_being_checked_is_not_stored(text: str) -> None:
         api, store = Api(server), server.service.store
         begun = await api.begin(input=text)
         performance = await engine.next()
-        await asyncio.wait_for(check.asked.wait(), 60)
+        await asyncio.wait_for(check.asked.wait(), 300)
         assert await store.runs.beginning("default", begun["id"]) is None
         status, error = await api.call("GET", f"/responses/{begun['id']}/input_items")
         assert (status, error["error"]["param"]) == (400, "response_id")
         check.may_answer.set()
         performance.say("an answer that is long enough to be released. " * 20)
         if text == "harmless":
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(300):
                 while await store.runs.beginning("default", begun["id"]) is None:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             assert (await api.cancel(begun["id"]))["status"] == "cancelled"

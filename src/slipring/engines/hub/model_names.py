@@ -8,10 +8,12 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+from msgspec import Struct
+
 from slipring.base.errors import StartupError
 from slipring.engines.hub.fitting_context import available_memory, fit
 from slipring.engines.hub.gguf_variants import gigabytes
-from slipring.engines.hub.model_hub import ModelHub, hub_name
+from slipring.engines.hub.model_hub import HubName, ModelHub, hub_name
 
 log = logging.getLogger("slipring")
 
@@ -20,6 +22,16 @@ _WITH_TOKENIZER = ("vllm", "sglang")
 _TOKENIZER = "tokenizer="
 _SIZES = ("context=", "slots=", "gpu_layers=")
 """Options with which a user has decided on the memory: none of it is chosen here."""
+
+
+class Fetch(Struct, frozen=True):
+    """What ``opened_name`` would fetch for an engine."""
+
+    what: str
+    size: int
+    """Bytes that the cache does not have yet."""
+    needed_memory: int = 0
+    """Bytes with which the model can be served at all; 0 for a tokenizer."""
 
 
 def full_name(engine: str) -> str:
@@ -34,7 +46,7 @@ def opened_name(engine: str, hub: ModelHub) -> str:
     fit the memory where the user named neither. Raises ``StartupError``."""
     kind, _, rest = full_name(engine).partition(":")
     if kind in _WITH_TOKENIZER:
-        return f"{kind}:{','.join(_with_tokenizer(part, hub) for part in rest.split(','))}"
+        return f"{kind}:{','.join(_with_tokenizer(kind, part, hub) for part in rest.split(','))}"
     model, *pairs = rest.split(",")
     if kind != _EMBEDDED or not model or "=" in model or model.startswith(("http://", "https://")):
         return engine
@@ -77,15 +89,27 @@ def model_of_flag(engine: str, names: Sequence[str]) -> tuple[str, tuple[str, ..
     return f"{kind}:{names[0]}" + (f",{rest}" if rest else ""), tuple(in_api)
 
 
-def uses_hub(engine: str) -> bool:
-    """Whether ``opened_name`` looks for a model or a tokenizer on the hub."""
+def names_hub_model(engine: str) -> bool:
+    """Whether the engine's model is one of the hub, which cannot be opened before it is fetched."""
+    kind, _, rest = full_name(engine).partition(":")
+    return kind == _EMBEDDED and hub_name(rest.partition(",")[0]) is not None
+
+
+def to_fetch(engine: str, hub: ModelHub) -> Fetch | None:
+    """What ``opened_name`` would fetch; None if the cache has everything, or the engine names nothing of the
+    hub. Fetches nothing. Raises ``StartupError``."""
     kind, _, rest = full_name(engine).partition(":")
     model, *pairs = rest.split(",")
-    if kind == _EMBEDDED:
-        return hub_name(model) is not None
-    return kind in _WITH_TOKENIZER and any(
-        pair.startswith(_TOKENIZER) and hub_name(pair.removeprefix(_TOKENIZER)) is not None for pair in pairs
-    )
+    if kind == _EMBEDDED and (name := hub_name(model)) is not None:
+        variant = hub.find_gguf(name, available_memory())
+        size = hub.missing_bytes(name.repository, variant.files)
+        return Fetch(f"{name.repository} {variant}", size, variant.needed) if size else None
+    repositories = [found.repository for pair in pairs if (found := _tokenizer_name(kind, pair)) is not None]
+    for repository in repositories:
+        size = hub.missing_bytes(repository, hub.find_tokenizer(repository))
+        if size:
+            return Fetch(f"the tokenizer of {repository}", size)
+    return None
 
 
 def inspected_name(text: str, hub: ModelHub) -> str:
@@ -99,6 +123,12 @@ def inspected_name(text: str, hub: ModelHub) -> str:
     return opened_name(text, hub) if kind in _WITH_TOKENIZER else text
 
 
-def _with_tokenizer(pair: str, hub: ModelHub) -> str:
-    name = hub_name(pair.removeprefix(_TOKENIZER)) if pair.startswith(_TOKENIZER) else None
+def _with_tokenizer(kind: str, pair: str, hub: ModelHub) -> str:
+    name = _tokenizer_name(kind, pair)
     return pair if name is None else f"{_TOKENIZER}{hub.fetch_tokenizer(name.repository)}"
+
+
+def _tokenizer_name(kind: str, pair: str) -> HubName | None:
+    """The name in ``tokenizer=ORG/REPO``."""
+    is_named = kind in _WITH_TOKENIZER and pair.startswith(_TOKENIZER)
+    return hub_name(pair.removeprefix(_TOKENIZER)) if is_named else None

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import msgspec
 
 from slipring.base.errors import StartupError, UnusableModel
+from slipring.base.spelling import suggestion
 from slipring.engines.options import option
 from slipring.engines.tokens.model_files import ModelInfo
 from slipring.prompts.templates.chat_messages import PARTS, PictureForm
@@ -91,6 +92,18 @@ def picture_forms(info: ModelInfo) -> Sequence[PictureForm]:
     return PARTS if text is None else (*PARTS, PictureForm(text=text))
 
 
+def check_rendering(kind: str, options: RenderingOptions) -> None:
+    """Raise ``StartupError`` for options that suit no model. ``kind`` is the engine's, for messages."""
+    known = (TEMPLATE, *NAMES)
+    if options.dialect and options.dialect not in known:
+        raise StartupError(
+            f"--engine {kind}: unknown dialect '{options.dialect}'{suggestion(options.dialect, known)}"
+            f" (known: {', '.join(known)})"
+        )
+    keeps_thoughts(kind, options)
+    read_variables(kind, options)
+
+
 def make_serving_renderer(
     kind: str,
     options: RenderingOptions,
@@ -122,10 +135,8 @@ def make_renderer(
     pictures. Raises ``StartupError``, and ``UnusableModel`` if the template is
     missing or cannot be used.
     """
+    check_rendering(kind, options)
     dialect = options.dialect
-    known = (TEMPLATE, *NAMES)
-    if dialect and dialect not in known:
-        raise StartupError(f"--engine {kind}: unknown dialect '{dialect}' (known: {', '.join(known)})")
     builtin = dialect if dialect in NAMES else None if dialect else find_builtin(info, vocabulary)
     source = builtin_template(builtin) if builtin is not None else info.template
     if not source:

@@ -53,6 +53,7 @@ from slipring.engines.tokens.model_files import ModelInfo
 from slipring.engines.tokens.sampling import Sampling
 from slipring.engines.tokens.server_constraints import TRIED_TOKENS, ServerConstraints
 from slipring.engines.tokens.template_choice import (
+    check_rendering,
     dialect_option,
     make_serving_renderer,
     picture_forms,
@@ -170,6 +171,7 @@ class TokenServer(RemoteEngine):
     """Set by ``start`` if the engine reports the ends of chains to the server."""
 
     def __init__(self, options: TokenServerOptions) -> None:
+        check_rendering(self.name, options)
         self.options = options
         self._upstream = Upstream(self.name, options)
         self._admission = Admission(f"{self.maker} at {options.url}", options, self._probe)

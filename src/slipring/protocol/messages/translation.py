@@ -22,9 +22,9 @@ from slipring.protocol.messages.tools import NoChoice, Tools
 from slipring.protocol.requests import CreateRequest, ReasoningConfig, ResentHistory, TextConfig
 from slipring.protocol.responses import Response
 
-_NAMES = {"requests": ("requests",), "tokens": ("tokens", "input-tokens", "output-tokens")}
-"""The limits that the API has for a quota of ours. Tokens of prompts and of answers have one quota here: what
-is left of it bounds both."""
+_NAMES = {"requests": ("requests",), "tokens": ("tokens", "input-tokens", "output-tokens"), "images": ()}
+"""The limits that the API has for a quota of ours: none for images. Tokens of prompts and of answers have one
+quota here: what is left of it bounds both."""
 _LONGEST_ID = 128
 _INCLUDED = {
     "web_search": "web_search_call.action.sources",
