@@ -27,6 +27,7 @@ from slipring.engines.hub.model_names import full_name
 from slipring.engines.llama.options import LlamaOptions, read_options
 from slipring.engines.llama.served_model import locate, name_of
 from slipring.engines.options import reference
+from slipring.engines.remote.upstream import UpstreamOptions
 from slipring.engines.responses import options as responses
 from slipring.engines.simulated.options import SimulatedOptions
 from slipring.engines.simulated.script import read_script
@@ -266,10 +267,11 @@ def test_no_page_or_message_needs_a_published_package() -> None:
 OPTIONS = [
     (LlamaOptions, None, "llama"),
     (SimulatedOptions, None, "simulated"),
-    (session_server.SessionServerOptions, None, "vllm-sglang"),
+    (UpstreamOptions, None, "servers"),
+    (session_server.SessionServerOptions, UpstreamOptions, "vllm-sglang"),
     (VllmOptions, session_server.SessionServerOptions, "vllm-sglang"),
-    (responses.ResponsesOptions, None, "responses"),
-    (chat.ChatOptions, None, "chat"),
+    (responses.ResponsesOptions, UpstreamOptions, "responses"),
+    (chat.ChatOptions, UpstreamOptions, "chat"),
 ]
 
 
