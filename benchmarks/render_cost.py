@@ -35,7 +35,8 @@ from slipring.core.session import preparation
 from slipring.core.session.session_state import SessionState
 from slipring.core.turn import delivery, endings
 from slipring.core.turn.stages import Stages
-from slipring.core.turn.turn import Asked, Bound, Turn
+from slipring.core.turn.turn import Turn
+from slipring.core.turn.turn_values import Asked, Bound
 from slipring.prompts.rendering import Rendered
 from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.prompts.tokenization.tokenizer import Tokenizer

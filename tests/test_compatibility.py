@@ -62,7 +62,7 @@ from slipring.core.session.actions import (
     Send,
 )
 from slipring.core.session.session import Session
-from slipring.core.turn.turn import Joined
+from slipring.core.turn.turn_values import Joined
 from slipring.engines.catalog import Catalog, open_engine
 from slipring.engines.constraints.grammar_cache import IN_THREAD
 from slipring.protocol import events, items, requests, wire

@@ -67,7 +67,8 @@ from slipring.core.session.actions import (
 from slipring.core.session.client_events import Read
 from slipring.core.session.session import Session
 from slipring.core.turn.stages import Stages
-from slipring.core.turn.turn import Joined, Turn
+from slipring.core.turn.turn import Turn
+from slipring.core.turn.turn_values import Joined
 from slipring.protocol import wire
 from slipring.protocol.events import Event
 from slipring.protocol.hosted.hosted_items import CallError, McpApprovalRequest, McpCall, McpListTools

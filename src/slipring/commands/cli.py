@@ -12,7 +12,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from slipring import __version__
 from slipring.base.errors import StartupError
@@ -126,6 +126,87 @@ class _Parser(argparse.ArgumentParser):
         return dict(self._commands.choices or {}) if self._commands is not None else {}
 
 
+class _Command(NamedTuple):
+    """A command as the help shows it, and the module that adds its flags, if it has some."""
+
+    name: str
+    help: str
+    description: str
+    flags: str = ""
+    usage: str | None = None
+
+
+_DESCRIBED = (
+    _Command(
+        "inspect",
+        "show what slipring makes of a model, without loading it",
+        "Show how slipring writes contexts for a model and parses its answers, without loading its weights."
+        " Exit code 1: the model would not work.",
+        "inspection.command",
+    ),
+    _Command(
+        "config",
+        "check settings, and print the schema of the TOML file",
+        "Check settings without starting a server, and print the schema of the TOML file.",
+        "config_file",
+    ),
+    _Command(
+        "doctor",
+        "check the machine, the store and the engines that a server would use",
+        "Check what 'slipring serve' would need with the same flags, variables and file: one line each, and"
+        " what to do. Starts the engines and stops them again. Exit code 1: a server would not start.",
+        "doctor.command",
+        "%(prog)s [--json] [flags of 'slipring serve']",
+    ),
+    _Command(
+        "models",
+        "list the models of a hub that are on this machine",
+        "List the GGUF models in the cache of the model hub, as 'slipring serve --model' takes them. 'serve'"
+        " fetches those that are not there.",
+        "models",
+    ),
+    _Command(
+        "chat",
+        "chat in the terminal with any Responses endpoint",
+        "Chat with a Responses endpoint over one WebSocket. Without a MESSAGE, each line of standard input is"
+        " a turn.",
+        "chat.options",
+    ),
+    _Command(
+        "launch",
+        "start a client such as codex, pointed at a server",
+        "Start an installed client that uses a server, without changing the client's settings. Without --url"
+        " and OPENAI_BASE_URL: the server on port 8000, or a new one that runs as long as the client.",
+        "launch.command",
+        "%(prog)s CLIENT [--url URL] [--model NAME] [--api-key-env VARIABLE] [-- ARGUMENTS]",
+    ),
+    _Command(
+        "top",
+        "show what a running server does",
+        "Show in the terminal what a running server does: connections, turns, engines, memory. q or Ctrl-C"
+        " exits. Exit code 1: the server cannot be reached, or refuses the admin key.",
+        "top.options",
+    ),
+    _Command(
+        "keys",
+        "create, list and revoke the API keys in a store",
+        "Create, list and revoke the API keys in a store.",
+        "keys",
+    ),
+    _Command(
+        "completion",
+        "print a script with which a shell completes commands and flags",
+        "Print a script for a shell. For bash, in ~/.bashrc: source <(slipring completion bash)",
+        "completion",
+    ),
+    _Command(
+        "openapi",
+        "print the OpenAPI document of the server",
+        "Print what the server accepts and returns, as an OpenAPI 3.1 document in JSON.",
+    ),
+)
+
+
 def build_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="slipring",
@@ -142,53 +223,12 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     serve.defer(add_flags)
-    look = commands.add_parser(
-        "inspect",
-        help="show what slipring makes of a model, without loading it",
-        description="Show how slipring writes contexts for a model and parses its answers, without loading"
-        " its weights. Exit code 1: the model would not work.",
-    )
-    look.defer(_flags_of("inspection.command"))
-    files = commands.add_parser(
-        "config",
-        help="check settings, and print the schema of the TOML file",
-        description="Check settings without starting a server, and print the schema of the TOML file.",
-    )
-    files.defer(_flags_of("config_file"))
-    check = commands.add_parser(
-        "doctor",
-        help="check the machine, the store and the engines that a server would use",
-        usage="%(prog)s [--json] [flags of 'slipring serve']",
-        description="Check what 'slipring serve' would need with the same flags, variables and file: one line"
-        " each, and what to do. Starts the engines and stops them again. Exit code 1: a server would not"
-        " start.",
-    )
-    check.defer(_flags_of("doctor.command"))
-    models = commands.add_parser(
-        "models",
-        help="list the models of a hub that are on this machine",
-        description="List the GGUF models in the cache of the model hub, as 'slipring serve --model' takes"
-        " them. 'serve' fetches those that are not there.",
-    )
-    models.defer(_flags_of("models"))
-    _add_clients(commands)
-    manage = commands.add_parser(
-        "keys",
-        help="create, list and revoke the API keys in a store",
-        description="Create, list and revoke the API keys in a store.",
-    )
-    manage.defer(_flags_of("keys"))
-    shells = commands.add_parser(
-        "completion",
-        help="print a script with which a shell completes commands and flags",
-        description="Print a script for a shell. For bash, in ~/.bashrc: source <(slipring completion bash)",
-    )
-    shells.defer(_flags_of("completion"))
-    commands.add_parser(
-        "openapi",
-        help="print the OpenAPI document of the server",
-        description="Print what the server accepts and returns, as an OpenAPI 3.1 document in JSON.",
-    )
+    for name, text, description, flags, usage in _DESCRIBED:
+        command = commands.add_parser(name, help=text, description=description, usage=usage)
+        if flags:
+            command.defer(_flags_of(flags))
+        if name == "launch":
+            command.take_rest("arguments")
     measure = commands.add_parser(
         "bench",
         help="measure agent loops against any Responses endpoint, mode by mode",
@@ -197,34 +237,6 @@ def build_parser() -> argparse.ArgumentParser:
     )
     measure.defer(_add_bench_flags)
     return parser
-
-
-def _add_clients(commands: "argparse._SubParsersAction[_Parser]") -> None:
-    """Add the commands that connect to a server, or start a client that does."""
-    talk = commands.add_parser(
-        "chat",
-        help="chat in the terminal with any Responses endpoint",
-        description="Chat with a Responses endpoint over one WebSocket. Without a MESSAGE, each line of"
-        " standard input is a turn.",
-    )
-    talk.defer(_flags_of("chat.options"))
-    start = commands.add_parser(
-        "launch",
-        help="start a client such as codex, pointed at a server",
-        usage="%(prog)s CLIENT [--url URL] [--model NAME] [--api-key-env VARIABLE] [-- ARGUMENTS]",
-        description="Start an installed client that uses a server, without changing the client's settings."
-        " Without --url and OPENAI_BASE_URL: the server on port 8000, or a new one that runs as long as the"
-        " client.",
-    )
-    start.defer(_flags_of("launch.command"))
-    start.take_rest("arguments")
-    watch = commands.add_parser(
-        "top",
-        help="show what a running server does",
-        description="Show in the terminal what a running server does: connections, turns, engines, memory."
-        " q or Ctrl-C exits. Exit code 1: the server cannot be reached, or refuses the admin key.",
-    )
-    watch.defer(_flags_of("top.options"))
 
 
 def _flags_of(module: str) -> Callable[[_Parser], None]:

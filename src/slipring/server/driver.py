@@ -53,7 +53,8 @@ from slipring.core.session.actions import (
 )
 from slipring.core.session.session import Session
 from slipring.core.turn.delivery import Deliver
-from slipring.core.turn.turn import Joined, Turn
+from slipring.core.turn.turn import Turn
+from slipring.core.turn.turn_values import Joined
 from slipring.engines.constraints import custom_inputs, stop_sequences
 from slipring.protocol.events import Event
 from slipring.protocol.items import Item, with_id

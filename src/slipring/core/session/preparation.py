@@ -36,8 +36,9 @@ from slipring.core.turn.request_validation import (
 )
 from slipring.core.turn.steps.rollout import Rollout, require_possible
 from slipring.core.turn.steps.step_jobs import Steps
-from slipring.core.turn.turn import UNPLANNED, Bound, Draft, Inserted, Planned, Prepared, Turn
+from slipring.core.turn.turn import Turn
 from slipring.core.turn.turn_checks import TurnChecks
+from slipring.core.turn.turn_values import UNPLANNED, Bound, Draft, Inserted, Planned, Prepared
 from slipring.protocol.definitions import Definitions
 from slipring.protocol.items import Item
 from slipring.protocol.requests import TEXT, CreateRequest

@@ -29,7 +29,8 @@ from slipring.core.session.session_state import SessionState
 from slipring.core.session.turns import Turns
 from slipring.core.turn.stages import Stages
 from slipring.core.turn.steps import rollout
-from slipring.core.turn.turn import Asked, Turn
+from slipring.core.turn.turn import Turn
+from slipring.core.turn.turn_values import Asked
 from slipring.protocol import requests
 from slipring.protocol.events import Error
 from slipring.protocol.live_input import Append, Steer

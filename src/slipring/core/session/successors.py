@@ -17,7 +17,8 @@ from slipring.core.session.request_charges import Charges
 from slipring.core.turn.stages import Stages
 from slipring.core.turn.steps import steering
 from slipring.core.turn.steps.steering import SteerRefused, Steers
-from slipring.core.turn.turn import Inserted, Turn
+from slipring.core.turn.turn import Turn
+from slipring.core.turn.turn_values import Inserted
 from slipring.protocol.events import Event, SteerErrorCode
 from slipring.protocol.items import CALL_OF_OUTPUT, Item
 from slipring.protocol.live_input import Steer
@@ -134,7 +135,7 @@ class Successors:
     def _require_steerable(self, turn: Turn, steer: Steer, refusing: ApiError | None) -> None:
         if steer.error is not None:
             raise SteerRefused("invalid_input", steer.error.message)
-        if (reason := turn.cannot_be_steered) is not None:
+        if (reason := _cannot_be_steered(turn)) is not None:
             raise SteerRefused("steering_not_supported", f"This response cannot be steered. {reason}")
         if refusing is not None:
             raise SteerRefused("response_not_active", refusing.message)
@@ -163,3 +164,16 @@ class Successors:
         self._size_bytes -= steers.size_bytes
         self._charges.release(steers)
         return steers.failed(code, message, is_blocked=is_blocked)
+
+
+def _cannot_be_steered(turn: Turn) -> str | None:
+    """Why a response refuses steers, as a sentence for the client; None if it accepts them."""
+    if turn.asked.request.warms_up:
+        return "It is a warmup and generates nothing."
+    if turn.asked.detached:
+        return "It runs in the background."
+    if turn.bound.joined is not None:
+        return "It is part of a conversation."
+    if turn.planned.compaction is not None or turn.asked.request.context_management:
+        return "Its context may be compacted."
+    return None

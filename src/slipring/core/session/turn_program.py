@@ -44,7 +44,8 @@ from slipring.core.session.actions import (
 from slipring.core.session.session_state import SessionState
 from slipring.core.turn import delivery, endings, turn_reports, waits
 from slipring.core.turn.steps import between_steps
-from slipring.core.turn.turn import Ended, Turn
+from slipring.core.turn.turn import Turn
+from slipring.core.turn.turn_values import Ended
 from slipring.core.turn.waits import Blocked, CutShort, Interrupted
 from slipring.protocol.events import Event
 

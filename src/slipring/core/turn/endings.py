@@ -17,7 +17,8 @@ from slipring.core.checks.verdicts import NodeVerdicts
 from slipring.core.generation import Accepted, Finished
 from slipring.core.turn import response_object
 from slipring.core.turn.stages import NO_TOKENS
-from slipring.core.turn.turn import Ended, Turn
+from slipring.core.turn.turn import Turn
+from slipring.core.turn.turn_values import Ended
 from slipring.protocol.events import Event
 from slipring.protocol.items import Item
 from slipring.protocol.responses import (
