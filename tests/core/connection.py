@@ -21,8 +21,8 @@ from slipring.core.byte_ledger import Ledger
 from slipring.core.chain.fetched_images import Fetched
 from slipring.core.chain.head import Head, KnownHeads
 from slipring.core.chain.hosted_items import call_item
+from slipring.core.chain.input_items import BrokenSeal
 from slipring.core.chain.known_contexts import KnownContexts, KnownItems
-from slipring.core.chain.sealed_items import BrokenSeal
 from slipring.core.chain.state import Carry, ResponseState
 from slipring.core.chain.state_cache import ConnectionCache, SharedScopes
 from slipring.core.checks.gate import Inspection

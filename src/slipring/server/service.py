@@ -19,8 +19,8 @@ from slipring.base.errors import ApiError, Unavailable
 from slipring.config.settings import Config
 from slipring.core.byte_ledger import Ledger
 from slipring.core.chain.head import KnownHeads
+from slipring.core.chain.input_items import Seal
 from slipring.core.chain.known_contexts import KnownContexts, KnownItems
-from slipring.core.chain.sealed_items import Seal
 from slipring.core.chain.state import Positions
 from slipring.core.chain.state_cache import ConnectionCache, SharedScopes
 from slipring.core.checks.known_verdicts import KnownVerdicts

@@ -8,7 +8,7 @@ from msgspec import UNSET, Raw, UnsetType, structs
 from slipring.base.errors import InvalidRequest, quoted
 from slipring.core.chain import hosted_items
 from slipring.core.chain.head import Head
-from slipring.core.chain.sealed_items import Seal
+from slipring.core.chain.input_items import Seal
 from slipring.core.chain.state import Approval, Carry
 from slipring.core.generation import Hosting, Model, UpstreamTools
 from slipring.core.hosted import approval_answers

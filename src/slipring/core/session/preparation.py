@@ -13,7 +13,7 @@ from msgspec import UNSET, structs
 
 from slipring.base.errors import ApiError, InvalidPrompt, PreviousResponseNotFound
 from slipring.core.attachment_rules import AttachmentRules
-from slipring.core.chain import fetched_images, hosted_items, input_items, sealed_items
+from slipring.core.chain import fetched_images, hosted_items, input_items
 from slipring.core.chain.fetched_images import Fetched
 from slipring.core.chain.head import Head
 from slipring.core.chain.input_items import OpenCarry
@@ -176,7 +176,7 @@ def _read_items(turn: Turn, shared: SessionState) -> tuple[Model, TurnChecks | N
     and placeholders for what the checks have refused before."""
     asked, bound, ports = turn.asked, turn.bound, shared.ports
     items = input_items.resolve(bound.input, bound.found)
-    items = sealed_items.opened(items, ports.seal, asked.tenant)
+    items = input_items.opened(items, ports.seal, asked.tenant)
     model = shared.models.find(asked.request.model)
     policies, moderation = shared.policies, asked.request.moderation
     may_check = not shared.counts_only and (bool(policies.checks) or moderation is not None)

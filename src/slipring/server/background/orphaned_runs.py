@@ -16,9 +16,9 @@ from typing import Any
 from msgspec import Raw, Struct, json, structs
 
 from slipring.base.errors import InvalidEncryptedContent, InvalidPrompt
-from slipring.core.chain import hosted_items, input_items, sealed_items
+from slipring.core.chain import hosted_items, input_items
 from slipring.core.chain.hosted_items import UNKNOWN_OUTCOME
-from slipring.core.chain.sealed_items import Seal
+from slipring.core.chain.input_items import Seal
 from slipring.core.chain.state import ResponseState
 from slipring.protocol.events import Completed, Failed, Incomplete, ResponseEvent
 from slipring.protocol.hosted.hosted_items import ProtocolError
@@ -179,7 +179,7 @@ async def find_state(store: Store, seal: Seal, tenant: str, response: Response) 
             return None
     items = tuple(read_item(bytes(raw), f"output[{index}]") for index, raw in enumerate(response.output))
     try:
-        output = sealed_items.opened(items, seal, tenant, "output")
+        output = input_items.opened(items, seal, tenant, "output")
     except InvalidEncryptedContent:
         return None
     carry = input_items.join(input_items.carried(parent), beginning.input, complete=False)

@@ -9,7 +9,7 @@ from msgspec import Raw, json, structs
 
 from slipring.base.errors import InvalidRequest, response_not_found
 from slipring.core.chain import item_ids
-from slipring.core.chain.sealed_items import Seal
+from slipring.core.chain.input_items import Seal
 from slipring.core.chain.state import ResponseState
 from slipring.core.turn.request_validation import ENCRYPTED_REASONING, read_include
 from slipring.protocol import wire
