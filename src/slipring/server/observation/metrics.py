@@ -232,7 +232,7 @@ def _caches(service: Service) -> Iterator[Reading]:
 def memory_uses(service: Service) -> dict[str, live.Memory]:
     """What the memory of a server is used for: bytes in use and their bound."""
     process, unread, requests = service.scopes.process, service.connections.unread, service.requests
-    parking, sandbox = service.parking, service.sandbox
+    parking, sandbox, documents = service.parking, service.sandbox, service.documents.sandbox
     recognised = (service.known, service.heads, service.items)
     verdicts = service.inspector.cache
     return {
@@ -244,6 +244,7 @@ def memory_uses(service: Service) -> dict[str, live.Memory]:
         "requests": live.Memory(requests.used_bytes, requests.limit_bytes),
         "unread": live.Memory(unread.used_bytes, unread.limit_bytes),
         "compiled": live.Memory(sandbox.cached_bytes, sandbox.limits.cache_bytes),
+        "documents": live.Memory(documents.cached_bytes, documents.limits.cache_bytes),
         "verdicts": live.Memory(verdicts.used_bytes, verdicts.limit_bytes),
     }
 
