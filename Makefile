@@ -174,7 +174,7 @@ bench-more: .venv/.dev ## the other measurements of benchmarks/: rendering, the 
 COMPILE := .venv-lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --no-emit-find-links
 
 # Those of users; what they bring is in the bill of materials.
-EXTRAS := tokens llama postgres pii otel svg
+EXTRAS := tokens llama postgres pii otel pdf svg
 
 claims: .venv/.dev ## list the records behind the numbers in README and pages: date, machine, version, command
 	$(BIN)/python benchmarks/claims.py
