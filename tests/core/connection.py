@@ -23,6 +23,7 @@ from slipring.core.chain.head import Head, KnownHeads
 from slipring.core.chain.hosted_items import call_item
 from slipring.core.chain.input_items import BrokenSeal
 from slipring.core.chain.known_contexts import KnownContexts, KnownItems
+from slipring.core.chain.read_documents import ReadPages
 from slipring.core.chain.state import Carry, ResponseState
 from slipring.core.chain.state_cache import ConnectionCache, SharedScopes
 from slipring.core.checks.gate import Inspection
@@ -55,6 +56,7 @@ from slipring.core.session.actions import (
     Load,
     Loaded,
     LogFault,
+    ReadDocuments,
     Record,
     Resolved,
     ResolveTools,
@@ -80,6 +82,7 @@ from tests.wire import NO_TYPES, Order, check_frame
 
 Json = dict[str, Any]
 PLAIN = Model(name="m", owner="tests", capabilities=Capabilities())
+SEEING = Model(name="seeing", owner="tests", capabilities=Capabilities(images=True))
 ABLE = Model(
     name="able",
     owner="tests",
@@ -89,10 +92,10 @@ ABLE = Model(
 
 
 class Models:
-    """Two models: the default one without optional capabilities, and one with all of them."""
+    """Models: the default one without optional capabilities, one that sees, and one with all of them."""
 
     def find(self, name: str | None) -> Model:
-        for model in (PLAIN, ABLE):
+        for model in (PLAIN, ABLE, SEEING):
             if name in (None, model.name):
                 return model
         raise ModelNotFound(name or "", ["m", "able"])
@@ -157,6 +160,13 @@ class Server:
         """A server whose operator allows hosts of images."""
         server = cls(**limits)
         server.ports = structs.replace(server.ports, fetches_images=True)
+        return server
+
+    @classmethod
+    def reading_documents(cls, **limits: float) -> "Server":
+        """A server that reads PDF files."""
+        server = cls(**limits)
+        server.ports = structs.replace(server.ports, reads_documents=True)
         return server
 
     def mint(self, prefix: str) -> str:
@@ -262,6 +272,7 @@ class Connection:
 
     resolves: dict[Turn, ResolveTools]
     fetches: dict[Turn, FetchImages]
+    reads: dict[Turn, ReadDocuments]
     listings: dict[Turn, ListTools]
     _has_left = False
     fault: Exception | None = None
@@ -304,7 +315,7 @@ class Connection:
         self.checks_appended: list[CompileAppended] = []
         self.weighs: dict[Turn, CountTokens] = {}
         self.starts: dict[Turn, Generate] = {}
-        self.resolves, self.listings, self.fetches = {}, {}, {}
+        self.resolves, self.listings, self.fetches, self.reads = {}, {}, {}, {}
         self.claims: dict[Turn, ClaimApprovals] = {}
         self.calls: dict[str, CallTool] = {}
         """Hosted calls that run, by the id of their item."""
@@ -485,6 +496,10 @@ class Connection:
     def fetch(self, fetched: Fetched, lane: str | None = None) -> list[Json]:
         """The images that a request names by URL were fetched, or could not be."""
         return self.done(self.fetches.pop(self._at(self.fetches, lane)), fetched)
+
+    def read_pages(self, read: ReadPages, lane: str | None = None) -> list[Json]:
+        """The documents of a request were read, or could not be."""
+        return self.done(self.reads.pop(self._at(self.reads, lane)), read)
 
     def find_servers(self, lane: str | None = None, **changes: Any) -> list[Json]:
         """The MCP servers of a request are known. ``changes``: fields of all. Each built-in tool is answered
@@ -696,6 +711,7 @@ class Connection:
             Load: self.loads,
             ResolveTools: self.resolves,
             FetchImages: self.fetches,
+            ReadDocuments: self.reads,
             ListTools: self.listings,
             ClaimApprovals: self.claims,
             Save: self.saves,
