@@ -364,60 +364,81 @@ async def check_preemption(vllm: Vllm, agents: int, seed: int) -> dict[str, Any]
     return {**found, "preemptions": preempted, "wrong": wrong, "after": after}
 
 
+class Restart:
+    """Clients before, during and after a restart of the engine. Every other client waits until turns are
+    answered again; the others ask while the engine ends, is away and starts. Their responses are stored: a
+    turn that fails ends a chain whose responses are not."""
+
+    def __init__(self, server: Server, turns: int, seed: int) -> None:
+        self._server, self._turns, self._seed = server, turns, seed
+        self.found: Counter[str] = Counter()
+        self.wrong: list[str] = []
+        self.arrived = asyncio.Semaphore(0)
+        """Released by each client after half of its turns."""
+        self.is_restarted = False
+        self._answered = asyncio.Event()
+
+    async def talk(self, number: int) -> None:
+        dice, waits = random.Random(f"{self._seed} restart {number}"), bool(number % 2)
+        async with (
+            aiohttp.ClientSession() as http,
+            http.ws_connect(f"{self._server.url}/responses", max_msg_size=0) as ws,
+        ):
+            agent, after, known = Agent(ws, self._server.model), None, 0
+            for turn in range(self._turns):
+                if turn == self._turns // 2:
+                    self.arrived.release()
+                    if waits:
+                        await self._wait(ws)
+                usage, after = await self._asked(agent, _numbers(dice), after, store=not waits)
+                if usage["input_tokens"] <= known:
+                    self.wrong.append(f"history was lost: {usage['input_tokens']} tokens after {known}")
+                known = usage["input_tokens"] + usage["output_tokens"]
+                if after is None:
+                    return
+                self.found.update(turns=1)
+                if self.is_restarted:
+                    self._answered.set()
+
+    async def _wait(self, ws: aiohttp.ClientWebSocketResponse) -> None:
+        """Wait until turns are answered again; read meanwhile, which answers pings."""
+        reading = asyncio.ensure_future(ws.receive())
+        await self._answered.wait()
+        reading.cancel()
+        await asyncio.wait([reading])
+
+    async def _asked(self, agent: Agent, said: str, after: str | None, *, store: bool) -> tuple[Any, Any]:
+        """Ask until there is an answer, as a client does with any server; its usage and its id."""
+        begun = time.monotonic()
+        while (answer := await agent.ask(said, after, 20, store=store))["id"] is None:
+            self.found.update(failed=1)
+            if time.monotonic() > begun + _RETRIES_S:
+                self.wrong.append(f"no answer: {answer}")
+                return {"input_tokens": 10**9, "output_tokens": 0}, None
+            await asyncio.sleep(1.0)
+        return answer["usage"], answer["id"]
+
+
 async def check_restart(
     vllm: Vllm, server: Server, agents: int, turns: int, command: str, seed: int
 ) -> dict[str, Any]:
-    """Half of the turns before the engine is started again, half of them after it. Every other client waits
-    meanwhile; the others ask while the engine ends, is away and starts."""
-    found: Counter[str] = Counter()
-    wrong: list[str] = []
-    restarted = asyncio.Event()
-    arrived = asyncio.Semaphore(0)
-
-    async def talk(number: int) -> None:
-        dice = random.Random(f"{seed} restart {number}")
-        async with (
-            aiohttp.ClientSession() as http,
-            http.ws_connect(f"{server.url}/responses", max_msg_size=0) as ws,
-        ):
-            agent, after, known = Agent(ws, server.model), None, 0
-            for turn in range(turns):
-                if turn == turns // 2:
-                    arrived.release()
-                    if number % 2:
-                        await restarted.wait()
-                said = _numbers(dice)
-                answer = await agent.ask(said, after, 20)
-                begun = time.monotonic()
-                while answer["id"] is None and time.monotonic() < begun + _RETRIES_S:
-                    found.update(failed=1)
-                    await asyncio.sleep(1.0)  # the client tries again, as it would with any server
-                    answer = await agent.ask(said, after, 20)
-                if answer["id"] is None:
-                    wrong.append(f"no answer: {answer}")
-                    return
-                usage = answer["usage"]
-                if usage["input_tokens"] <= known:
-                    wrong.append(f"history was lost: {usage['input_tokens']} tokens after {known}")
-                known = usage["input_tokens"] + usage["output_tokens"]
-                after = answer["id"]
-                found.update(turns=1)
-
+    """Half of the turns before the engine is started again, half of them after it."""
+    restart = Restart(server, turns, seed)
     before = await vllm.state()
-    talking = asyncio.ensure_future(asyncio.gather(*map(talk, range(agents))))
+    talking = asyncio.ensure_future(asyncio.gather(*map(restart.talk, range(agents))))
     for _ in range(agents):
-        await arrived.acquire()
+        await restart.arrived.acquire()
     at_restart = await vllm.state()
     process = await asyncio.create_subprocess_shell(command)
-    found.update(restarts=await process.wait() == 0)
-    restarted.set()
+    restart.found.update(restarts=await process.wait() == 0)
+    restart.is_restarted = True
     await talking
     after = await vllm.state()
     return {
-        **found,
+        **restart.found,
         "continued before": at_restart["continued"] - before["continued"],
         "continued after": after["continued"],
-        "wrong": wrong,
+        "wrong": restart.wrong,
     }
 
 

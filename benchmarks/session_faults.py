@@ -6,6 +6,8 @@ _GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"
 _UNLIKELY = 0.02
 """Which part of the tokens may be less likely than the likeliest by more than bfloat16 explains. One lost or
 doubled token makes most of those after it unlikely."""
+_STATES = ("after chains", "after leaving", "after minutes", "at the end")
+"""When nothing may be held. After a restart stored chains are, which may go on."""
 _CONTROL, _COMPARED = "control: twice without sessions", "with sessions against without"
 
 
@@ -19,7 +21,7 @@ def faults(record: dict[str, Any]) -> list[str]:
             continue
         if is_exact or not part.startswith("settings"):
             found += [f"{part}: {fault}" for fault in _wrong(told)]
-        state = told if part.startswith(("after ", "at the end")) else told.get("after", {})
+        state = told if part in _STATES else told.get("after", {})
         found += [f"{part}: {name} is {state[name]}" for name in _GAUGES if state.get(name)]
         if _COMPARED in told:
             found += [f"{part}: {fault}" for fault in _unequal(told)]

@@ -23,6 +23,8 @@ _IDLE_S = 20.0
 """When a session ends by itself: one whose turn had ended before its client left."""
 Times = tuple[float, float]
 """In ms: from the request to the first token, and from the first to the last."""
+_READ_AT_ONCE = 4
+"""Requests at once for the likelihoods of a whole context, which take vLLM far longer than others."""
 GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 
 
@@ -31,6 +33,7 @@ class Vllm:
 
     def __init__(self, http: aiohttp.ClientSession, server: Server) -> None:
         self._http, self._url, self._model = http, server.url, server.model
+        self._reading = asyncio.Semaphore(_READ_AT_ONCE)
 
     async def turn(
         self,
@@ -50,15 +53,24 @@ class Vllm:
             "sampling": {**sampling, **(settings or {})},
         }
         ids: list[int] = []
+        try:
+            return ids, await self._answered(body, ids, leave_after, logprobs)
+        except TimeoutError:
+            return ids, "timed out"
+
+    async def _answered(
+        self, body: dict[str, Any], ids: list[int], leave_after: int | None, logprobs: list[Any] | None
+    ) -> str:
+        """Collect the ids of an answer; return why it ended."""
         async with self._http.post(self._url + PATH, json=body) as answer:
             if answer.status != 200:
-                return [], f"refused: {answer.status} {(await answer.text())[:200]}"
+                return f"refused: {answer.status} {(await answer.text())[:200]}"
             parser, reason = SseParser(), "no end"
             async for chunk in answer.content.iter_any():
                 for data in parser.feed(chunk):
                     event = json.loads(data)
                     if "error" in event:
-                        return ids, f"error: {event['error']}"
+                        return f"error: {event['error']}"
                     for choice in event.get("choices", ()):
                         ids += choice["token_ids"]
                         reason = choice["finish_reason"] or reason
@@ -66,8 +78,8 @@ class Vllm:
                             logprobs += _merged(choice["logprobs"])
                         if leave_after is not None and len(ids) >= leave_after:
                             answer.close()
-                            return ids, choice["finish_reason"] or "left"
-        return ids, reason
+                            return choice["finish_reason"] or "left"
+        return reason
 
     async def end(self, session: str) -> None:
         async with self._http.post(f"{self._url}{PATH}/{session}/end") as answer:
@@ -79,7 +91,7 @@ class Vllm:
             **{"model": self._model, "prompt": ids, "max_tokens": 1, "temperature": 0.0},
             **{"prompt_logprobs": 1, "cache_salt": secrets.token_hex(8)},
         }
-        async with self._http.post(f"{self._url}/completions", json=body) as answer:
+        async with self._reading, self._http.post(f"{self._url}/completions", json=body) as answer:
             listed = (await answer.json())["choices"][0]["prompt_logprobs"]
         found: list[float | None] = []
         for id, at in zip(ids, listed, strict=True):
