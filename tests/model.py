@@ -19,10 +19,10 @@ from anyio.from_thread import start_blocking_portal
 from msgspec import structs
 
 from slipring.engines.llama.engine import LlamaEngine
-from slipring.engines.llama.models import locate
 from slipring.engines.llama.options import LlamaOptions
-from slipring.engines.llama.slot_shares import EmbeddedOwner
-from slipring.engines.sharing import Borrowed
+from slipring.engines.llama.served_model import locate
+from slipring.engines.llama.worker_shares import EmbeddedOwner
+from slipring.engines.shared_engines import Borrowed
 from tests.harness import Running, serve
 from tests.prompts.gguf_writer import write_projector, write_tiny_model
 from tests.prompts.vocabulary import short_metadata
@@ -110,9 +110,9 @@ def tiny_model(tiny_path: str) -> Iterator[SharedModel]:
 
 @pytest.fixture(scope="session")
 def seeing_path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The file of the tiny model, with a projector beside it."""
+    """The file of a tiny model that ends its answers, with a projector beside it."""
     path = tmp_path_factory.mktemp("seeing") / "Tiny-Q8_0.gguf"
-    write_tiny_model(path, short_metadata())
+    write_tiny_model(path, short_metadata(), ends=True)
     write_projector(path.with_name("mmproj-Tiny-F32.gguf"))
     return str(path)
 

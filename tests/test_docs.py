@@ -23,19 +23,20 @@ from slipring.core.session import actions
 from slipring.core.session.actions import Action, Work
 from slipring.engines.catalog import Catalog, open_engine
 from slipring.engines.chat import options as chat
-from slipring.engines.hub.named_models import full_name
-from slipring.engines.llama.models import locate, name_of
+from slipring.engines.hub.model_names import full_name
 from slipring.engines.llama.options import LlamaOptions, read_options
+from slipring.engines.llama.served_model import locate, name_of
 from slipring.engines.options import reference
+from slipring.engines.remote.upstream import UpstreamOptions
 from slipring.engines.responses import options as responses
 from slipring.engines.simulated.options import SimulatedOptions
 from slipring.engines.simulated.script import read_script
 from slipring.engines.tokens import session_server, token_server
-from slipring.engines.tokens.builtin_templates import NAMES
 from slipring.engines.tokens.model_files import MODEL_COMMAND
+from slipring.engines.tokens.template_choice import NAMES
 from slipring.engines.vllm.engine import VllmOptions
 from slipring.prompts.templates import template_renderer
-from slipring.protocol.timing import Mark, StageName, TurnReport
+from slipring.protocol.turn_report import Mark, StageName, TurnReport
 from slipring.safety.sources.catalog import open_source
 from slipring.safety.sources.guard import GuardSettings
 from slipring.safety.sources.moderations import ModerationsSettings
@@ -49,9 +50,10 @@ from tests.snippets import run_snippet
 pytestmark = pytest.mark.usefixtures("compiled_here")
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
-GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
+DOCS = ROOT / "docs"
+GUIDES = sorted(page for folder in ("guides", "recipes") for page in (DOCS / folder).glob("*.md"))
 """Their commands are run by ``tests/guides``."""
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted({*DOCS.rglob("*.md")} - {*GUIDES})]
 READERS: dict[str, Callable[[str], Any]] = {
     "chat": chat.read_options,
     "llama": read_options,
@@ -62,13 +64,20 @@ READERS: dict[str, Callable[[str], Any]] = {
 """Of engines whose models and servers need not be here for an example of them."""
 ENDING = "simulated:tokens_per_s=0,output_tokens=5,tool_calls=1"
 """An engine that calls a tool, if there is one, and answers."""
+USEFUL = "Qwen/Qwen3-8B-GGUF"
+"""The model of the README, in whose place the tests serve a tiny one."""
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def place_of(page: Path) -> str:
+    """A page by its path below ``docs``, or by its name."""
+    return page.relative_to(DOCS).as_posix() if page.is_relative_to(DOCS) else page.name
 
 
 def blocks(language: str) -> list[tuple[str, str]]:
     """Every fenced block of a language: where it stands, and its text."""
     return [
-        (f"{page.name}:{text.count(chr(10), 0, found.start()) + 1}", found.group(2))
+        (f"{place_of(page)}:{text.count(chr(10), 0, found.start()) + 1}", found.group(2))
         for page in PAGES
         for text in [page.read_text()]
         for found in BLOCK.finditer(text)
@@ -98,8 +107,9 @@ def test_checks_in_toml_snippets_can_be_opened(where: str, text: str, tmp_path: 
             open_source(replace(check, source=source), Catalog({}))
 
 
-def test_the_page_on_safety_lists_every_key_and_setting() -> None:
-    page = (ROOT / "docs" / "safety.md").read_text(encoding="utf-8")
+def test_the_pages_on_safety_list_every_key_and_setting() -> None:
+    pages = (DOCS / "safety.md", DOCS / "safety" / "sources.md")
+    page = "\n".join(each.read_text(encoding="utf-8") for each in pages)
     forms = (CheckEntry, GuardSettings, ModerationsSettings, PatternsSettings, PersonalDataSettings)
     names = {name for form in forms for name in form.__annotations__}
     assert not {name for name in names if f"`{name}`" not in page}
@@ -125,7 +135,7 @@ async def serve_with_clock(names: tuple[str, ...]) -> AsyncIterator[Running]:
 async def test_python_snippets_run_as_they_stand(
     request: pytest.FixtureRequest, where: str, code: str
 ) -> None:
-    names = (name_of(locate(LlamaOptions())[0]),)  # snippets name the packaged model
+    names = (name_of(locate(LlamaOptions())[0]), USEFUL)  # those that snippets name
     # The tiny model ends neither calls nor answers by itself, and is faster than who steers it.
     if "steer" in code:
         served: AbstractAsyncContextManager[Running] = serve("simulated:tokens_per_s=200", model=names)
@@ -255,21 +265,28 @@ def test_no_page_or_message_needs_a_published_package() -> None:
 
 
 OPTIONS = [
-    *((LlamaOptions, None), (SimulatedOptions, None), (session_server.SessionServerOptions, None)),
-    (VllmOptions, session_server.SessionServerOptions),
-    *((responses.ResponsesOptions, None), (chat.ChatOptions, None)),
+    (LlamaOptions, None, "llama"),
+    (SimulatedOptions, None, "simulated"),
+    (UpstreamOptions, None, "servers"),
+    (session_server.SessionServerOptions, UpstreamOptions, "vllm-sglang"),
+    (VllmOptions, session_server.SessionServerOptions, "vllm-sglang"),
+    (responses.ResponsesOptions, UpstreamOptions, "responses"),
+    (chat.ChatOptions, UpstreamOptions, "chat"),
 ]
 
 
-@pytest.mark.parametrize(("options", "beyond"), OPTIONS)
-def test_the_options_of_engines_are_documented(options: type[Any], beyond: type[Any] | None) -> None:
+@pytest.mark.parametrize(("options", "beyond", "page"), OPTIONS)
+def test_the_options_of_engines_are_documented(
+    options: type[Any], beyond: type[Any] | None, page: str
+) -> None:
     table = reference(options, beyond)
-    assert table in (ROOT / "docs" / "engines.md").read_text(), f"docs/engines.md lacks this table:\n{table}"
+    text = (DOCS / "engines" / f"{page}.md").read_text()
+    assert table in text, f"docs/engines/{page}.md lacks this table:\n{table}"
 
 
 def test_documented_scripts_play(tmp_path: Path) -> None:
     for where, text in blocks("jsonl"):
-        path = tmp_path / f"{where.replace(':', '-')}.jsonl"
+        path = tmp_path / f"{where.translate({58: '-', 47: '-'})}.jsonl"
         path.write_text(text)
         assert read_script(str(path)).next()
 

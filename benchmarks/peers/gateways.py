@@ -20,7 +20,7 @@ when it commits: the third server has clients that ask for short first events, a
   and its CPU time while 1,250 of them rest.
 
 The median of each round is written to ``benchmarks/results/gateways.json`` if everything was measured;
-``gateways_table.py`` makes the table of ``docs/benchmarks.md`` from it.
+``gateways_table.py`` makes the table of ``docs/benchmarks/server-cost.md`` from it.
 """
 
 import argparse
@@ -37,7 +37,7 @@ import gateways_table
 import servers
 from gateways_table import CHAT, LIKE_RIVAL, RESPONSES, RIVAL, Rest, Turns
 
-from slipring.commands.bench.subject.processes import raise_file_limit
+from slipring.commands.bench.subject.machine import raise_file_limit
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 

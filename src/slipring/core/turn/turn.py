@@ -12,6 +12,7 @@ from typing import Any, Literal
 from msgspec import UNSET, Struct, structs
 
 from slipring.base.errors import ApiError, InvalidPrompt
+from slipring.core.attachment_rules import AttachmentRules
 from slipring.core.chain import hosted_items, input_items, item_ids
 from slipring.core.chain.head import Head
 from slipring.core.chain.input_items import OpenCarry
@@ -26,23 +27,22 @@ from slipring.core.generation import (
 from slipring.core.hosted.request import HostedRequest
 from slipring.core.hosted.tools import FetchedList, HostedCall
 from slipring.core.ports import Ports
-from slipring.core.sight import Sight
 from slipring.core.token_estimates import estimated_text_tokens, estimated_tokens
 from slipring.core.turn import response_object
 from slipring.core.turn.compaction import Compaction, Plan
-from slipring.core.turn.output.hosted_lists import HostedLists
+from slipring.core.turn.output.hosted_events import HostedLists
 from slipring.core.turn.output.output_events import Output
 from slipring.core.turn.recognition import Recognition
 from slipring.core.turn.stages import NO_TOKENS, JobProgress, Stages
 from slipring.core.turn.steps.rollout import Rollout
 from slipring.core.turn.steps.steering import Steers
-from slipring.core.turn.steps.steps import Steps
+from slipring.core.turn.steps.step_jobs import Steps
 from slipring.core.turn.turn_checks import TurnChecks
 from slipring.core.turn.waits import QUEUED, Wait
 from slipring.protocol import events
 from slipring.protocol.definitions import Compilable, Definitions
 from slipring.protocol.events import Event
-from slipring.protocol.hosted.mcp_items import error_text
+from slipring.protocol.hosted.hosted_items import error_text
 from slipring.protocol.items import Item, in_context
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.responses import Response
@@ -136,7 +136,7 @@ class Draft(Struct, frozen=True, eq=False):
     compaction: Plan | None
     definitions: Definitions
     """Those that the input brings."""
-    sight: Sight
+    attachment_rules: AttachmentRules
 
 
 class Prepared(Struct, frozen=True, eq=False):

@@ -1,0 +1,174 @@
+"""Images and files in the input of a turn: refused unless the model sees them, and images unless they are
+within the bounds of the server."""
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from slipring.base.errors import InvalidPrompt, InvalidRequest, UnsupportedParameter
+from slipring.core.chain.fetched_images import fetched_form
+from slipring.core.chain.state import Carry
+from slipring.core.checks.policies import Check, Policy
+from slipring.core.generation import Capabilities
+from slipring.core.limits import Limits
+from slipring.protocol.items import InputFile, InputImage, Item, may_have_images, part_param
+from slipring.protocol.pictures.item_pictures import (
+    A_FILE,
+    ALL_TYPES,
+    ELSEWHERE,
+    BadPicture,
+    Picture,
+    image_param,
+    is_data,
+    is_web,
+    parts_of,
+    pictures,
+)
+
+_BLIND = (
+    "This model takes text only: it cannot see images. The models that can have 'image' among the"
+    " 'input_modalities' that GET /v1/models lists."
+)
+_NO_FILES = "This model takes no files: send their text instead."
+
+
+class AttachmentRules(Struct, frozen=True):
+    """Which images and files may reach the model of a turn."""
+
+    capabilities: Capabilities
+    limits: Limits
+    unread_by: str | None = None
+    """The safety check that cannot read images and whose policy refuses what it cannot read."""
+    inspects_all: bool = False
+    """Whether checks inspect the whole context, so that images of earlier turns are refused too."""
+
+    @classmethod
+    def of(cls, capabilities: Capabilities, limits: Limits, policy: Policy) -> "AttachmentRules":
+        """Those of a turn with this policy."""
+        closed = (
+            check.name for check in policy.checks if check.on_images == "closed" and _reads_input(check)
+        )
+        return cls(capabilities, limits, next(closed, None), policy.scope == "all")
+
+    @property
+    def shows_images(self) -> bool:
+        return self.capabilities.images and self.unread_by is None
+
+    def refuse_unseen(self, items: Sequence[Item]) -> None:
+        """Refuse images and files in new items that the model does not see, and images beyond the limits."""
+        for index, item in enumerate(items):
+            # What an item was opened with has passed here before, or this server has made it; except for
+            # images that were fetched.
+            new = item if item.opened is None else fetched_form(item)
+            if new is not None and may_have_images(new):
+                self._refuse_in(new, index)
+
+    def refuse_context(self, carry: Carry) -> None:
+        """Refuse a context with this carry if it has what the model does not see, or too many images."""
+        capabilities = self.capabilities
+        if carry.pictures and not capabilities.images:
+            raise UnsupportedParameter(f"The context has images. {_BLIND}", param="model")
+        if carry.pictures and self.inspects_all and self.unread_by is not None:
+            raise InvalidPrompt(
+                f"The context has images, which the safety check '{self.unread_by}' cannot read.",
+                param="input",
+            )
+        if A_FILE in carry.attached and not capabilities.files:
+            raise UnsupportedParameter("The context has files, and this model takes none.", param="model")
+        if ELSEWHERE in carry.attached and not capabilities.resolves_urls:
+            raise UnsupportedParameter(
+                "The context has images without their data, and this model's server does not fetch images.",
+                param="model",
+            )
+        unread = sorted({*ALL_TYPES}.intersection(carry.attached).difference(capabilities.picture_types))
+        if unread:
+            raise UnsupportedParameter(
+                f"The context has images of the type {', '.join(unread)}: this model sees"
+                f" {', '.join(capabilities.picture_types)}.",
+                param="model",
+            )
+        if carry.pictures > self.limits.max_pictures:
+            raise InvalidRequest(
+                f"Invalid 'input': the context has {carry.pictures} images, and may have"
+                f" {self.limits.max_pictures}.",
+                param="input",
+            )
+
+    def _refuse_in(self, item: Item, index: int) -> None:
+        places = []
+        for place, part in enumerate(parts_of(item)):
+            if isinstance(part, InputFile) and not self.capabilities.files:
+                raise UnsupportedParameter(_NO_FILES, param=part_param(item, index, place))
+            if isinstance(part, InputImage):
+                self._refuse_image(item, index, place)
+                if part.image_url is not None and is_data(part.image_url):
+                    places.append(place)
+                else:
+                    self._refuse_elsewhere(part, image_param(item, index, place))
+        try:
+            found = pictures(item)
+        except BadPicture as error:
+            raise error.placed(item, index) from None
+        for place, picture in zip(places, found, strict=True):
+            self.refuse_picture(picture, image_param(item, index, place))
+
+    def refuse_picture(self, picture: Picture, param: str) -> None:
+        """Refuse a picture of a type that the model's decoder does not read, and one beyond the limits."""
+        capabilities, limits = self.capabilities, self.limits
+        if picture.media_type not in capabilities.picture_types:
+            raise UnsupportedParameter(
+                f"Unsupported value: '{param}': this model sees {', '.join(capabilities.picture_types)}, and"
+                f" the image is {picture.media_type}.",
+                param=param,
+            )
+        if picture.size_bytes > limits.max_picture_bytes:
+            raise InvalidRequest(
+                f"Invalid '{param}': the image has {picture.size_bytes:,} bytes, and may have"
+                f" {limits.max_picture_bytes:,}.",
+                param=param,
+                code="image_file_too_large",
+            )
+        if picture.width * picture.height > limits.max_picture_pixels:
+            raise InvalidRequest(
+                f"Invalid '{param}': the image has {picture.width} × {picture.height} pixels, and may have"
+                f" {limits.max_picture_pixels:,} of them.",
+                param=param,
+                code="image_too_large",
+            )
+
+    def _refuse_image(self, item: Item, index: int, place: int) -> None:
+        """Refuse any image if none may reach the model."""
+        if not self.capabilities.images:
+            raise UnsupportedParameter(_BLIND, param=part_param(item, index, place))
+        if self.unread_by is not None:
+            raise InvalidPrompt(
+                f"The input has an image, which the safety check '{self.unread_by}' cannot read.",
+                param=part_param(item, index, place),
+            )
+
+    def _refuse_elsewhere(self, part: InputImage, param: str) -> None:
+        """Refuse an image whose data is not in the request, unless the model's server can get it."""
+        url, resolves = part.image_url, self.capabilities.resolves_urls
+        if url is None and part.file_id is None:
+            raise InvalidRequest(
+                f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter"
+            )
+        if url is None and not resolves:
+            raise UnsupportedParameter(
+                f"Unsupported parameter: '{param}': this server keeps no files. Send an 'image_url' with a"
+                " data URL.",
+                param=param,
+            )
+        if url is not None and not (resolves and is_web(url)):
+            known = (
+                "expected a data URL or an http(s) URL" if resolves else "this server does not fetch images"
+            )
+            raise InvalidRequest(
+                f"Invalid '{param}': {known}. Send a data URL, such as 'data:image/png;base64,…'.",
+                param=param,
+                code="invalid_image_url",
+            )
+
+
+def _reads_input(check: Check) -> bool:
+    return not {"message", "tool_output"}.isdisjoint(check.subjects)
