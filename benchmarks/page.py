@@ -1,5 +1,5 @@
-"""Writes the latest figures into the README and ``benchmarks.md``, ``resent-history.md``, ``safety.md`` and
-``scheduling.md`` of ``docs``.
+"""Writes the latest figures into the README and into pages of ``docs``: those on benchmarks, resent
+histories, the cost of safety checks and scheduling.
 
 The text between the markers of the pages, and the figures, are generated from ``results/`` alone.
 
@@ -35,7 +35,7 @@ import replay_table as replays
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE = DOCS / "benchmarks.md"
 RESENT = DOCS / "resent-history.md"
-SAFETY = DOCS / "safety.md"
+SAFETY = DOCS / "safety" / "cost.md"
 SCHEDULING = DOCS / "scheduling.md"
 README = DOCS.parent / "README.md"
 FIGURE = DOCS / "figures" / "loop.svg"
@@ -60,7 +60,8 @@ def main() -> None:
 def pages() -> dict[Path, dict[str, str]]:
     """Return the generated sections of every page, by the name of their markers."""
     return {
-        PAGE: sections(),
+        PAGE: {"machine": machine(results.read(RESULTS / "loops.json"))},
+        **{DOCS / "benchmarks" / f"{name}.md": made for name, made in sections().items()},
         README: readme_sections(),
         RESENT: resent_sections(),
         SAFETY: safety_sections(),
@@ -175,30 +176,33 @@ def _range(values: list[float]) -> str:
     return f"{statistics.median(values):.1f} ({min(values):.1f} – {max(values):.1f})"
 
 
-def sections() -> dict[str, str]:
-    """Return the generated sections of the page, by the name of their markers."""
+def sections() -> dict[str, dict[str, str]]:
+    """Return the generated sections of the pages on benchmarks: by page, and by the name of their markers."""
     names = ("loops", "fast", "deep", "recognised")
     loops, fast, deep, recognised = (results.read(RESULTS / f"{name}.json") for name in names)
     return {
-        "machine": machine(loops),
-        "budgets": budget_table(),
-        "loops": loop_tables(loops),
-        "stages": stage_table(loops, "coding"),
-        "fast": loop_tables(fast),
-        "deep": loop_tables(deep),
-        "recognised": loop_tables(recognised),
-        "speculation": speculation_table(),
-        "agents small": agents_section("small"),
-        "agents 7b": agents_section("7b"),
-        "vllm short": comparison.short_table(comparison.read("vllm")),
-        "vllm": peers_section("vllm"),
-        "llama-server": peers_section("llama-server"),
-        "gateways": gateways_section(),
-        "claude code": claude_code_section(),
-        "tool output": tool_output_tables(),
-        "hosted tools": hosted_tools_section(),
-        "load": load_section(),
-        "flood": flood_section(),
+        "budgets": {"budgets": budget_table()},
+        "loops": {
+            "loops": loop_tables(loops),
+            "stages": stage_table(loops, "coding"),
+            "fast": loop_tables(fast),
+            "deep": loop_tables(deep),
+            "recognised": loop_tables(recognised),
+        },
+        "speculation": {"speculation": speculation_table()},
+        "many-agents": {
+            "agents small": agents_section("small"),
+            "agents 7b": agents_section("7b"),
+        },
+        "peers": {
+            "vllm short": comparison.short_table(comparison.read("vllm")),
+            "vllm": peers_section("vllm"),
+            "llama-server": peers_section("llama-server"),
+        },
+        "server-cost": {"gateways": gateways_section()},
+        "claude-code": {"claude code": claude_code_section()},
+        "tools": {"tool output": tool_output_tables(), "hosted tools": hosted_tools_section()},
+        "load": {"load": load_section(), "flood": flood_section()},
     }
 
 

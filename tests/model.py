@@ -110,9 +110,9 @@ def tiny_model(tiny_path: str) -> Iterator[SharedModel]:
 
 @pytest.fixture(scope="session")
 def seeing_path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The file of the tiny model, with a projector beside it."""
+    """The file of a tiny model that ends its answers, with a projector beside it."""
     path = tmp_path_factory.mktemp("seeing") / "Tiny-Q8_0.gguf"
-    write_tiny_model(path, short_metadata())
+    write_tiny_model(path, short_metadata(), ends=True)
     write_projector(path.with_name("mmproj-Tiny-F32.gguf"))
     return str(path)
 

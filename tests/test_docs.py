@@ -49,9 +49,10 @@ from tests.snippets import run_snippet
 pytestmark = pytest.mark.usefixtures("compiled_here")
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
-GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
+DOCS = ROOT / "docs"
+GUIDES = sorted((DOCS / "guides").glob("*.md"))
 """Their commands are run by ``tests/guides``."""
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted({*DOCS.rglob("*.md")} - {*GUIDES})]
 READERS: dict[str, Callable[[str], Any]] = {
     "chat": chat.read_options,
     "llama": read_options,
@@ -65,10 +66,15 @@ ENDING = "simulated:tokens_per_s=0,output_tokens=5,tool_calls=1"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
+def place_of(page: Path) -> str:
+    """A page by its path below ``docs``, or by its name."""
+    return page.relative_to(DOCS).as_posix() if page.is_relative_to(DOCS) else page.name
+
+
 def blocks(language: str) -> list[tuple[str, str]]:
     """Every fenced block of a language: where it stands, and its text."""
     return [
-        (f"{page.name}:{text.count(chr(10), 0, found.start()) + 1}", found.group(2))
+        (f"{place_of(page)}:{text.count(chr(10), 0, found.start()) + 1}", found.group(2))
         for page in PAGES
         for text in [page.read_text()]
         for found in BLOCK.finditer(text)
@@ -98,8 +104,9 @@ def test_checks_in_toml_snippets_can_be_opened(where: str, text: str, tmp_path: 
             open_source(replace(check, source=source), Catalog({}))
 
 
-def test_the_page_on_safety_lists_every_key_and_setting() -> None:
-    page = (ROOT / "docs" / "safety.md").read_text(encoding="utf-8")
+def test_the_pages_on_safety_list_every_key_and_setting() -> None:
+    pages = (DOCS / "safety.md", DOCS / "safety" / "sources.md")
+    page = "\n".join(each.read_text(encoding="utf-8") for each in pages)
     forms = (CheckEntry, GuardSettings, ModerationsSettings, PatternsSettings, PersonalDataSettings)
     names = {name for form in forms for name in form.__annotations__}
     assert not {name for name in names if f"`{name}`" not in page}
@@ -255,21 +262,27 @@ def test_no_page_or_message_needs_a_published_package() -> None:
 
 
 OPTIONS = [
-    *((LlamaOptions, None), (SimulatedOptions, None), (session_server.SessionServerOptions, None)),
-    (VllmOptions, session_server.SessionServerOptions),
-    *((responses.ResponsesOptions, None), (chat.ChatOptions, None)),
+    (LlamaOptions, None, "llama"),
+    (SimulatedOptions, None, "simulated"),
+    (session_server.SessionServerOptions, None, "vllm-sglang"),
+    (VllmOptions, session_server.SessionServerOptions, "vllm-sglang"),
+    (responses.ResponsesOptions, None, "responses"),
+    (chat.ChatOptions, None, "chat"),
 ]
 
 
-@pytest.mark.parametrize(("options", "beyond"), OPTIONS)
-def test_the_options_of_engines_are_documented(options: type[Any], beyond: type[Any] | None) -> None:
+@pytest.mark.parametrize(("options", "beyond", "page"), OPTIONS)
+def test_the_options_of_engines_are_documented(
+    options: type[Any], beyond: type[Any] | None, page: str
+) -> None:
     table = reference(options, beyond)
-    assert table in (ROOT / "docs" / "engines.md").read_text(), f"docs/engines.md lacks this table:\n{table}"
+    text = (DOCS / "engines" / f"{page}.md").read_text()
+    assert table in text, f"docs/engines/{page}.md lacks this table:\n{table}"
 
 
 def test_documented_scripts_play(tmp_path: Path) -> None:
     for where, text in blocks("jsonl"):
-        path = tmp_path / f"{where.replace(':', '-')}.jsonl"
+        path = tmp_path / f"{where.translate({58: '-', 47: '-'})}.jsonl"
         path.write_text(text)
         assert read_script(str(path)).next()
 

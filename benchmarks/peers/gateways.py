@@ -20,7 +20,7 @@ when it commits: the third server has clients that ask for short first events, a
   and its CPU time while 1,250 of them rest.
 
 The median of each round is written to ``benchmarks/results/gateways.json`` if everything was measured;
-``gateways_table.py`` makes the table of ``docs/benchmarks.md`` from it.
+``gateways_table.py`` makes the table of ``docs/benchmarks/server-cost.md`` from it.
 """
 
 import argparse

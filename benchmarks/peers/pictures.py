@@ -1,20 +1,26 @@
-"""Measures what later turns cost after a screenshot of a megabyte, and compares the answers of chains with
-those of whole histories, on real engines with tiny models that see.
+"""Measures what later turns cost after a screenshot of a megabyte, compares the answers of chains with those
+of whole histories token by token, and runs Open Responses' case ``image-input``, on real engines with tiny
+models that see.
 
     python benchmarks/peers/pictures.py vllm llama [--write]
 
-All that vLLM (CPU build, ``--enable-scale-out``) is sent goes through a relay that counts. Ways: ``chained``
-(slipring, each turn sends its new items), ``whole`` (slipring, each turn sends everything, and nothing is
-recognised), ``own`` (the engine's chat endpoint, everything).
+All that an engine is sent goes through a relay that counts. Ways: ``chained`` (slipring, each turn sends its
+new items), ``whole`` (slipring, each turn sends everything, and nothing is recognised), ``own`` (the engine's
+chat endpoint, everything). vLLM (CPU build) runs twice: with ``--enable-scale-out``, and without it, where
+slipring uses its chat endpoint (``by_chat``: chained).
+
+The models answer with words that are one token each: equal texts are equal tokens.
 """
 
 import argparse
 import asyncio
 import json
+import os
+import secrets
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,7 +28,7 @@ from typing import Any
 
 import aiohttp
 from model import write_seeing_vocabulary
-from servers import CONTEXT, DIRECTORY, ROOT, Server, _running, free_port, vllm
+from servers import CONTEXT, DIRECTORY, ROOT, VLLM_PYTHON, Server, _running, free_port, llama_server, vllm
 
 sys.path.insert(0, str(ROOT))
 
@@ -34,6 +40,9 @@ TURNS = 5
 TOKENS = 24
 SEEING = DIRECTORY / "seeing"
 RECORD = ROOT / "benchmarks" / "results" / "pictures.json"
+OPEN_RESPONSES = ROOT / "tests" / "clients" / "test_open_responses.py"
+RESETS = ("/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache")
+"""Of a vLLM in its development mode."""
 SCREENSHOT = data_url(png(1000, 1000))
 
 
@@ -42,19 +51,32 @@ class Relay:
 
     def __init__(self, port: int) -> None:
         self._port = port
+        self._serving: set[asyncio.Task[None]] = set()
         self.sent = 0
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[int]:
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         try:
             yield server.sockets[0].getsockname()[1]
         finally:
             server.close()
+            for task in self._serving:
+                task.cancel()
+            await asyncio.gather(*self._serving, return_exceptions=True)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._serve(reader, writer))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there, to = await asyncio.open_connection("127.0.0.1", self._port)
-        await asyncio.gather(self._copy(reader, to, counts=True), self._copy(there, writer, counts=False))
+        try:
+            await asyncio.gather(self._copy(reader, to, counts=True), self._copy(there, writer, counts=False))
+        finally:
+            to.close()
+            writer.close()
 
     async def _copy(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, counts: bool
@@ -89,9 +111,9 @@ def chat_message(item: dict[str, Any]) -> dict[str, Any]:
 async def post(http: aiohttp.ClientSession, url: str, **body: Any) -> tuple[dict[str, Any], float]:
     begun = time.perf_counter()
     async with http.post(url, json=body) as answer:
-        read = await answer.json()
-        assert answer.status == 200, read
-        return read, 1000 * (time.perf_counter() - begun)
+        text = await answer.text()
+        assert answer.status == 200, text
+        return json.loads(text or "{}"), 1000 * (time.perf_counter() - begun)
 
 
 async def responses(http: aiohttp.ClientSession, url: str, *, chained: bool) -> AsyncIterator[dict[str, Any]]:
@@ -109,6 +131,7 @@ async def responses(http: aiohttp.ClientSession, url: str, *, chained: bool) -> 
         yield {
             "prefilled": usage["input_tokens"] - usage["input_tokens_details"]["cached_tokens"],
             "input": usage["input_tokens"],
+            "output": usage["output_tokens"],
             "ms": round(took, 1),
             "answer": text,
         }
@@ -129,6 +152,7 @@ async def chats(http: aiohttp.ClientSession, url: str, model: str) -> AsyncItera
         yield {
             "prefilled": usage["prompt_tokens"] - cached,
             "input": usage["prompt_tokens"],
+            "output": usage["completion_tokens"],
             "ms": round(took, 1),
             "answer": text,
         }
@@ -144,54 +168,79 @@ def slipring(spec: str, *flags: str, **env: str) -> Iterator[str]:
         yield url
 
 
-async def measured(turns: AsyncIterator[dict[str, Any]], relay: Relay | None) -> list[dict[str, Any]]:
-    found = []
-    before = relay.sent if relay is not None else 0
+async def measured(turns: AsyncIterator[dict[str, Any]], relay: Relay) -> list[dict[str, Any]]:
+    found, before = [], relay.sent
     async for turn in turns:
-        if relay is not None:
-            turn["uploaded"], before = relay.sent - before, relay.sent
+        turn["uploaded"], before = relay.sent - before, relay.sent
         found.append(turn)
     return found
 
 
-async def measure_vllm(engine: Server) -> dict[str, Any]:
+async def measure(
+    engine: Server, spec: str, ways: Sequence[str], resets: Sequence[str] = (), **env: str
+) -> dict[str, Any]:
+    """``spec``: how slipring is given the engine; ``URL`` stands for its address. ``resets``: paths of the
+    engine that empty its caches."""
     relay = Relay(int(engine.url.rpartition(":")[2].partition("/")[0]))
-    timeout = aiohttp.ClientTimeout(total=120)
+    timeout = aiohttp.ClientTimeout(total=300)
+    found: dict[str, Any] = {}
     async with relay.running() as port, aiohttp.ClientSession(timeout=timeout) as http:
-        spec = f"vllm:http://127.0.0.1:{port},tokenizer={SEEING}"
-        found = {}
         loop = asyncio.get_running_loop()
-        for way, flags in (("chained", ()), ("whole", ("--recognised-s", "0"))):
+        for way in ways:
+            for path in resets:  # no way finds what another one has left in the engine
+                await post(http, f"http://127.0.0.1:{port}{path}")
+            if way == "own":
+                key = {"Authorization": f"Bearer {engine.key}"}
+                async with aiohttp.ClientSession(timeout=timeout, headers=key) as own:
+                    turns = chats(own, f"http://127.0.0.1:{port}/v1", engine.model)
+                    found[way] = await measured(turns, relay)
+                continue
+            flags = ("--recognised-s", "0") if way == "whole" else ()
             with ExitStack() as stack:
-                url = await loop.run_in_executor(None, stack.enter_context, slipring(spec, *flags))
-                found[way] = await measured(responses(http, url, chained=way == "chained"), relay)
-        found["own"] = await measured(chats(http, f"http://127.0.0.1:{port}/v1", engine.model), relay)
-        return found
-
-
-async def measure_llama() -> dict[str, Any]:
-    found = {}
-    with TemporaryDirectory() as folder:
-        path = Path(folder, "Tiny-Q8_0.gguf")
-        write_tiny_model(path, smollm2_metadata(), context=CONTEXT)
-        write_projector(path.with_name("mmproj-Tiny.gguf"))
-        loop = asyncio.get_running_loop()
-        async with aiohttp.ClientSession() as http:
-            for way, flags in (("chained", ()), ("whole", ("--recognised-s", "0"))):
-                with ExitStack() as stack:
-                    spec = f"llama:{path},threads=1,context=16384"
-                    url = await loop.run_in_executor(None, stack.enter_context, slipring(spec, *flags))
-                    found[way] = await measured(responses(http, url, chained=way == "chained"), None)
+                started = slipring(spec.replace("URL", f"http://127.0.0.1:{port}"), *flags, **env)
+                url = await loop.run_in_executor(None, stack.enter_context, started)
+                found[way] = await measured(responses(http, url, chained=way != "whole"), relay)
     return found
 
 
-def seeing_vllm() -> AbstractContextManager[Server]:
+def measure_llama() -> dict[str, Any]:
+    """A llama-server as slipring embeds it, with the tiny model of the tests."""
+    with TemporaryDirectory() as folder:
+        path, eyes = Path(folder, "Tiny-Q8_0.gguf"), Path(folder, "mmproj-Tiny.gguf")
+        write_tiny_model(path, smollm2_metadata(), ends=True, context=CONTEXT)
+        write_projector(eyes)
+        marker = f"<__media_{secrets.token_hex(16)}__>"
+        with llama_server(1, path, slots=2, projector=str(eyes), media_marker=marker) as engine:
+            spec = "llama:URL,key_env=LLAMA_KEY"
+            return asyncio.run(measure(engine, spec, ("chained", "whole", "own"), LLAMA_KEY=engine.key))
+
+
+def measure_vllm() -> dict[str, Any]:
+    spec = f"vllm:URL,tokenizer={SEEING}"
+    with seeing_vllm("--enable-scale-out") as engine:
+        found = asyncio.run(measure(engine, spec, ("chained", "whole", "own"), RESETS))
+        complies("vllm", f"{engine.url.removesuffix('/v1')},tokenizer={SEEING}")
+    with seeing_vllm() as engine:
+        found |= asyncio.run(measure(engine, spec, ("by_chat",)))
+        complies("vllm", f"{engine.url.removesuffix('/v1')},tokenizer={SEEING}")
+    return found
+
+
+def seeing_vllm(*flags: str) -> AbstractContextManager[Server]:
     if not (SEEING / "model.safetensors").exists():
         write_seeing_vocabulary(SEEING, CONTEXT)
-        python = DIRECTORY / "vllm" / "bin" / "python"
-        subprocess.run([str(python), str(Path(__file__).with_name("weights.py")), str(SEEING)], check=True)
-    flags = ("--enable-scale-out", "--limit-mm-per-prompt", '{"image": 16}', "--tool-call-parser", "hermes")
-    return vllm(1, SEEING, flags)
+        subprocess.run(
+            [str(VLLM_PYTHON), str(Path(__file__).with_name("weights.py")), str(SEEING)], check=True
+        )
+    given = ("--limit-mm-per-prompt", '{"image": 16}', "--tool-call-parser", "hermes", *flags)
+    return vllm(1, SEEING, given, VLLM_SERVER_DEV_MODE="1")
+
+
+def complies(kind: str, where: str) -> None:
+    """Run Open Responses' case with a picture, by the test that needs a real server."""
+    command = [sys.executable, "-m", "pytest", "-q", "-m", kind, "-k", "picture", str(OPEN_RESPONSES)]
+    env = {**os.environ, f"SLIPRING_TEST_{kind.upper()}": where}
+    subprocess.run(command, check=True, cwd=ROOT, env=env)
 
 
 def main() -> int:
@@ -200,20 +249,19 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help=f"write {RECORD.name}")
     given = parser.parse_args()
     record: dict[str, Any] = {"screenshot_bytes": len(SCREENSHOT), "turns": TURNS, "engines": {}}
-    if "llama" in given.engines:
-        record["engines"]["llama"] = asyncio.run(measure_llama())
-    if "vllm" in given.engines:
-        with seeing_vllm() as engine:
-            record["engines"]["vllm"] = asyncio.run(measure_vllm(engine))
+    for name, measure_engine in (("llama", measure_llama), ("vllm", measure_vllm)):
+        if name in given.engines:
+            record["engines"][name] = measure_engine()
     wrong = 0
     for engine_name, ways in record["engines"].items():
-        same = [a["answer"] == b["answer"] for a, b in zip(ways["chained"], ways["whole"], strict=True)]
-        wrong += not all(same)
-        print(f"{engine_name}: answers equal with and without chaining: {same}")
+        expected = [(turn["answer"], turn["input"]) for turn in ways["whole"]]
         for way, turns in ways.items():
+            same = [(turn["answer"], turn["input"]) == one for turn, one in zip(turns, expected, strict=True)]
+            wrong += not all(same)
+            print(f"{engine_name}, {way}: answers and prompts as of whole histories: {same}")
             for number, turn in enumerate(turns, 1):
                 shown = {key: value for key, value in turn.items() if key != "answer"}
-                print(f"  {way} turn {number}: {shown}")
+                print(f"  turn {number}: {shown}")
     if given.write:
         RECORD.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     return wrong

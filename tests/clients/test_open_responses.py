@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests import wire
+from tests.engines.tokens.test_token_server import running
 from tests.harness import WEATHER, Running, serve
 from tests.model import ServeModel
 
@@ -197,13 +198,16 @@ async def test_a_case_with_the_simulated_engine(name: str) -> None:
 
 
 async def test_the_case_with_a_picture_with_a_model_that_sees(seeing: ServeModel) -> None:
-    """On llama.cpp, with a tiny model and a projector. It never ends an answer by itself."""
+    """On llama.cpp, with a tiny model and a projector."""
     async with seeing() as server:
-        picture = {"type": "input_image", "image_url": PICTURE}
-        asked = said("user", [{"type": "input_text", "text": "What is this?"}, picture])
-        status, response = await server.post(input=[asked], max_output_tokens=5, **CALM)
-        assert (status, response["status"]) == (200, "incomplete"), response
-        assert response["output"][0]["content"][0]["text"]
+        await CASES[BLIND](server)
+
+
+@pytest.mark.vllm
+async def test_the_case_with_a_picture_with_a_vllm_whose_model_sees() -> None:
+    """``benchmarks/peers/pictures.py`` starts one."""
+    async with running("vllm") as server:
+        await CASES[BLIND](server)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Prints the table of all settings for docs/configuration.md: ``python -m tests.config.reference``."""
+"""Prints the table of all settings for docs/settings.md: ``python -m tests.config.reference``."""
 
 from slipring.config.settings import SETTINGS, Setting
 

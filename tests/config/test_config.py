@@ -20,7 +20,8 @@ from slipring.config.settings import Config, ConfigError, add_flags, from_namesp
 from slipring.core.limits import Limits
 from tests.config.reference import reference
 
-PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE, TABLE = DOCS / "configuration.md", DOCS / "settings.md"
 BEGIN, END = "<!-- settings: begin -->\n", "\n<!-- settings: end -->"
 SECRET = "sk-hush"
 MAY_BE_ZERO = {
@@ -711,11 +712,11 @@ def test_a_row_shows_every_name_of_its_setting(row: str) -> None:
 
 
 def test_the_page_shows_the_table_that_the_code_generates() -> None:
-    page = PAGE.read_text(encoding="utf-8")
+    page = TABLE.read_text(encoding="utf-8")
     assert page.count(BEGIN) == page.count(END) == 1
     shown = page.partition(BEGIN)[2].partition(END)[0]
     assert shown == reference(), (
-        "docs/configuration.md is out of date: "
+        "docs/settings.md is out of date: "
         "paste the output of `python -m tests.config.reference` between its two settings markers"
     )
 
@@ -743,6 +744,6 @@ def test_the_flags_on_the_page_are_valid_ones() -> None:
 
 
 def test_the_page_names_the_limits_that_may_be_zero() -> None:
-    sentence = PAGE.read_text(encoding="utf-8").partition("Limits must be above 0")[2]
+    sentence = TABLE.read_text(encoding="utf-8").partition("Limits must be above 0")[2]
     named = set(re.findall(r"`(\w+)`", sentence.partition("\n\n")[0]))
     assert named == MAY_BE_ZERO

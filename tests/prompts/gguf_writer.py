@@ -11,6 +11,7 @@ _ALIGNMENT = 32
 _F32, _Q8_0 = 0, 8
 _WORD = re.compile("Ġ[a-z]{3,}")
 _WIDTH = 32
+_END_SCALE = 2.2 / 64
 _PARAMETERS = {
     "general.architecture": "llama",
     "llama.block_count": 1,
@@ -46,7 +47,7 @@ def write_hollow_model(path: Path, metadata: dict[str, Any]) -> None:
 
 
 def write_tiny_model(
-    path: Path, metadata: dict[str, Any], *, attends: bool = True, context: int = 8192
+    path: Path, metadata: dict[str, Any], *, attends: bool = True, ends: bool = False, context: int = 8192
 ) -> None:
     """Write a model of one layer that generates words, for tests that need a model and not its sense.
     Of the metadata of another model it takes the vocabulary and the template.
@@ -54,6 +55,7 @@ def write_tiny_model(
     The weights are random, and what attention adds outweighs the vector of the last token: greedy decoding
     depends on the tokens of the context and on their order, so equal answers come from equal contexts. Only
     words have a row in the output: no other token, an end least of all, is as likely as the likeliest word.
+    With ``ends``, the end has a larger row than words have: about one token in twenty ends an answer.
 
     With ``attends`` false, a word depends on the one before alone. Answers soon repeat themselves, and the
     likeliest word is so far ahead of the next that it does not matter in which batches llama.cpp computes.
@@ -62,14 +64,18 @@ def write_tiny_model(
     random = Random(7)
     vectors = [random.randbytes(_WIDTH) for _ in tokens]
     output = [random.randbytes(_WIDTH) if _WORD.fullmatch(token) else bytes(_WIDTH) for token in tokens]
+    output_scales = [1 / 64] * len(tokens)
+    if ends:
+        end = metadata["tokenizer.ggml.eos_token_id"]
+        output[end], output_scales[end] = random.randbytes(_WIDTH), _END_SCALE
     ones = struct.pack("<f", 1.0) * _WIDTH
     _write_model(
         path,
         {key: value for key, value in metadata.items() if key.startswith("tokenizer.")}
         | {"llama.context_length": context},
         {
-            "token_embd": _quantized(vectors, 1 / 256),
-            "output": _quantized(output, 1 / 64),
+            "token_embd": _quantized(vectors, [1 / 256] * len(tokens)),
+            "output": _quantized(output, output_scales),
             **dict.fromkeys(_VECTORS, ones),
             **(
                 {f"blk.0.attn_{name}": _random_matrix(random) for name in ("q", "k", "v", "output")}
@@ -85,10 +91,9 @@ def _random_matrix(random: Random) -> bytes:
     return struct.pack(f"<{_WIDTH**2}f", *(random.uniform(-0.4, 0.4) for _ in range(_WIDTH**2)))
 
 
-def _quantized(rows: list[bytes], scale: float) -> bytes:
+def _quantized(rows: list[bytes], scales: list[float]) -> bytes:
     """Rows of ``_WIDTH`` signed bytes as blocks of Q8_0: a scale, then the bytes."""
-    packed = struct.pack("<e", scale)
-    return b"".join(packed + row for row in rows)
+    return b"".join(struct.pack("<e", scale) + row for row, scale in zip(rows, scales, strict=True))
 
 
 def write_projector(path: Path) -> None:

@@ -224,8 +224,8 @@ CARRIERS: dict[str, Carrier | str] = {
             ],
         )
     ),
-    "<message>.content<output_text>.logprobs.token": "a token of the text, or an alternative: docs/safety.md",
-    "<message>.content<output_text>.logprobs.top_logprobs.token": "an alternative token: docs/safety.md",
+    "<message>.content<output_text>.logprobs.token": "a token of the text, or an alternative: docs/safety",
+    "<message>.content<output_text>.logprobs.top_logprobs.token": "an alternative token: docs/safety",
     "<message>.content<refusal>.refusal": Carrier(([RefusalText("a zebra")],)),
     "<reasoning>.id": ID,
     "<reasoning>.summary<summary_text>.text": Carrier(([ThoughtSummary("a zebra"), Text("b")],)),

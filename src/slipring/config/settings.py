@@ -2,7 +2,7 @@
 
 This module defines the names, defaults, descriptions and checks of the settings. The fields of `Config` and
 `Limits` are the only definition: flags, environment variables, TOML keys and the table in
-docs/configuration.md are derived from them. The module does not use the settings: it creates no engine or
+docs/settings.md are derived from them. The module does not use the settings: it creates no engine or
 store, opens no socket, and reads no file except the TOML file.
 
 The message of a `ConfigError` never contains a value, because any value may be a secret.

@@ -64,7 +64,7 @@ def read_pairs(kind: str, options: type[T], pairs: list[str]) -> dict[str, Any]:
 
 
 def reference(options: type[Any], beyond: type[Any] | None = None) -> str:
-    """The options as a Markdown table, for docs/engines.md; only those that ``beyond`` does not have."""
+    """The options as a Markdown table, for docs/engines; only those that ``beyond`` does not have."""
     known = {field.name for field in _options_of(beyond)} if beyond is not None else set()
     rows = [
         f"| `{field.name}` | {_shown(field.default)} | {field.metadata['help']} |"

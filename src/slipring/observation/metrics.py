@@ -83,7 +83,7 @@ STATUS = Label("status", STATUSES)
 TRANSPORT = Label("transport", TRANSPORTS)
 API = Label("api", APIS)
 ENGINE = Label("engine", help="the engines of the server, by kind; the second of a kind ends with `-2`")
-CODE = Label("code", help="the codes of the [API's errors](compatibility.md)")
+CODE = Label("code", help="the codes of the [API's errors](compatibility/errors.md)")
 MCP_SERVER = Label("server", help="the [registered](hosted-tools.md) MCP servers, and `other`")
 TENANT = Label("tenant", help="the first `metrics_tenants` tenants that had a turn, and `other`")
 FLAGGED_USER = Label(

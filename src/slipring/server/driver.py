@@ -438,8 +438,8 @@ class Driver:
             await self.sink.secure()
         except LeaseLost:
             return  # the response was ended elsewhere, and this driver is about to be stopped
-        sight = turn.prepared.draft.sight if turn.prepared is not None else None
-        outcome = await self.service.tool_runner.call(call, self.session.tenant, on_progress, sight)
+        rules = turn.prepared.draft.attachment_rules if turn.prepared is not None else None
+        outcome = await self.service.tool_runner.call(call, self.session.tenant, on_progress, rules)
         self.run(self.session.turns.call_ended(turn, call.id, outcome, now()))
         self.sink.flush()
 

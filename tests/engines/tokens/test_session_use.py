@@ -125,7 +125,7 @@ async def test_engines_without_sessions_say_nothing() -> None:
 
 # The table of the documentation
 
-PAGE = Path(__file__).parents[3] / "docs" / "engines.md"
+PAGE = Path(__file__).parents[3] / "docs" / "engines" / "vllm-sessions.md"
 NGRAM, EAGLE = SimpleNamespace(method="ngram"), SimpleNamespace(method="eagle3")
 SEQS = {"max_num_seqs": 4, "scheduler_cls": None}
 VLLM: dict[str, dict[str, Any]] = {
@@ -155,7 +155,7 @@ OWN = ("strict tools, required calls, formats, grammars", "seeds, log probabilit
 
 
 def table() -> Iterator[tuple[str, list[str]]]:
-    section = PAGE.read_text().partition("### What works in a session\n")[2].partition("\n### ")[0]
+    section = PAGE.read_text().partition("## What works in a session\n")[2].partition("\n## ")[0]
     for line in re.findall(r"^\| (.*) \|$", section, re.M):
         name, *cells = line.split(" | ")
         yield name.partition(" (")[0], cells

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from slipring.core.attachment_rules import AttachmentRules
 from slipring.core.generation import Capabilities
 from slipring.core.limits import Limits
-from slipring.core.sight import Sight
 from slipring.mcp import Redaction, ToolResult
 from slipring.mcp.protocol.tools import read_result
 from slipring.protocol.hosted.mcp_items import ToolError, error_text
@@ -139,7 +139,7 @@ def test_credentials_that_a_server_repeats_are_removed() -> None:
     assert b"0123456789" not in bytes(found.content)
 
 
-SIGHT = Sight(Capabilities(images=True), Limits(max_picture_bytes=1000))
+RULES = AttachmentRules(Capabilities(images=True), Limits(max_picture_bytes=1000))
 
 
 def image(data: bytes, kind: str = "image/png") -> dict[str, Any]:
@@ -149,22 +149,26 @@ def image(data: bytes, kind: str = "image/png") -> dict[str, Any]:
 def test_a_model_that_sees_gets_the_images_of_a_result_after_its_text():
     shown = image(png(13, 7))
     result = read(text("a"), shown, text("b"))
-    outcome = outcome_of(result, NOTHING, 1000, SIGHT)
+    outcome = outcome_of(result, NOTHING, 1000, RULES)
     assert outcome.output == "a\n[PNG picture, 13 × 7]\nb"
     assert outcome.pictures == (data_url(png(13, 7)),)
-    for sight in (None, Sight(Capabilities(), Limits()), Sight(Capabilities(images=True), Limits(), "guard")):
-        blind = outcome_of(result, NOTHING, 1000, sight)
+    for rules in (
+        None,
+        AttachmentRules(Capabilities(), Limits()),
+        AttachmentRules(Capabilities(images=True), Limits(), "guard"),
+    ):
+        blind = outcome_of(result, NOTHING, 1000, rules)
         assert (blind.output, blind.pictures) == ("a\n[image: image/png, not shown]\nb", ())
 
 
 @pytest.mark.parametrize("data", [png(60, 60), png(5, 5)[:-4], b"GIF"], ids=["large", "cut off", "a lie"])
 def test_an_image_that_cannot_be_shown_is_named(data: bytes):
     block = {"type": "image", "data": base64.b64encode(data).decode(), "mimeType": "image/png"}
-    outcome = outcome_of(read(block, image(png(1, 1))), NOTHING, 1000, SIGHT)
+    outcome = outcome_of(read(block, image(png(1, 1))), NOTHING, 1000, RULES)
     assert outcome.output == "[image: image/png, not shown]\n[PNG picture, 1 × 1]"
     assert len(outcome.pictures) == 1
 
 
 def test_a_result_shows_a_bounded_number_of_images():
-    outcome = outcome_of(read(*[image(png(1, 1))] * 20), NOTHING, 1000, SIGHT)
+    outcome = outcome_of(read(*[image(png(1, 1))] * 20), NOTHING, 1000, RULES)
     assert len(outcome.pictures) == 16

@@ -1,7 +1,7 @@
 """RFC 6455, frame by frame: which frames a client may send, and which close its connection.
 
-All tests use ``/v1/responses``. The last section, and docs/compatibility.md, describe where aiohttp deviates
-from the RFC.
+All tests use ``/v1/responses``. The last section, and docs/compatibility/connections.md, describe where
+aiohttp deviates from the RFC.
 """
 
 import asyncio

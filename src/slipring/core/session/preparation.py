@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from msgspec import UNSET, structs
 
 from slipring.base.errors import ApiError, InvalidPrompt, PreviousResponseNotFound
+from slipring.core.attachment_rules import AttachmentRules
 from slipring.core.chain import fetched_images, hosted_items, input_items, sealed_items
 from slipring.core.chain.fetched_images import Fetched
 from slipring.core.chain.head import Head
@@ -24,7 +25,6 @@ from slipring.core.generation import Job, Model
 from slipring.core.limits import Limits
 from slipring.core.session.actions import Load, Loaded
 from slipring.core.session.session_state import SessionState
-from slipring.core.sight import sight_of
 from slipring.core.turn import response_object
 from slipring.core.turn.compaction import TRIGGER, Compaction, read_plan
 from slipring.core.turn.output.hosted_calls import HostedCalls
@@ -146,14 +146,15 @@ def prepare(turn: Turn, shared: SessionState) -> tuple[Prepared, Planned]:
     definitions = new_definitions(shared.limits, shared.ports.ignored_tools)
     carry, calls = _read_input(turn, items, definitions, complete=generates and not alone)
     settings = read_settings(request, carry, model, definitions, detached=asked.detached)
-    sight = sight_of(model.capabilities, shared.limits, checks.policy if checks is not None else NO_POLICY)
-    sight.refuse_unseen(hosted.input)
-    sight.refuse_context(carry)
+    policy = checks.policy if checks is not None else NO_POLICY
+    rules = AttachmentRules.of(model.capabilities, shared.limits, policy)
+    rules.refuse_unseen(hosted.input)
+    rules.refuse_context(carry)
     hosted.accept_unanswered_tools(definitions, model)
     passes_on = hosted.upstream_tools is not None
     choice = (ToolChoice.passed_on if passes_on else ToolChoice.read)(request.tool_choice)
     brought = definitions.copy() if hosted.awaited else definitions
-    draft = Draft(response_id, model, settings, choice, compaction, brought, sight)
+    draft = Draft(response_id, model, settings, choice, compaction, brought, rules)
     open_carry = OpenCarry(carry)
     planned = UNPLANNED
     if hosted.awaited:
@@ -279,7 +280,7 @@ def _plan(
     # A rollout, or a response that may call hosted tools, continues after its calls.
     if request.rollout or has_steps:
         steps = Steps(job, draft.choice)
-        rollout = Rollout(steps, open_carry, draft.sight) if request.rollout else None
+        rollout = Rollout(steps, open_carry, draft.attachment_rules) if request.rollout else None
     return Planned(job, compaction, steps, rollout), head
 
 

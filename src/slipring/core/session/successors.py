@@ -8,12 +8,12 @@ for call outputs leaves its steers to the client's continuation.
 from msgspec import structs
 
 from slipring.base.errors import ApiError, InvalidPrompt
+from slipring.core.attachment_rules import AttachmentRules
 from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Models
 from slipring.core.limits import Limits
 from slipring.core.ports import Ports
 from slipring.core.session.request_charges import Charges
-from slipring.core.sight import Sight
 from slipring.core.turn.stages import Stages
 from slipring.core.turn.steps import steering
 from slipring.core.turn.steps.steering import SteerRefused, Steers
@@ -140,7 +140,7 @@ class Successors:
             raise SteerRefused("response_not_active", refusing.message)
         try:
             model = self._models.find(turn.asked.request.model)
-            Sight(model.capabilities, self._limits).refuse_unseen(steer.items)
+            AttachmentRules(model.capabilities, self._limits).refuse_unseen(steer.items)
         except ApiError as error:
             raise SteerRefused("invalid_input", error.message) from None
 

@@ -1,6 +1,6 @@
 """Validates the settings of a request against this server's and the model's capabilities.
 
-A field that is not supported is refused by name. ``docs/compatibility.md`` lists the same for users.
+A field that is not supported is refused by name. ``docs/compatibility`` lists the same for users.
 """
 
 from collections.abc import Mapping

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from msgspec import UNSET, Struct, structs
 
 from slipring.base.errors import ApiError, InvalidPrompt
+from slipring.core.attachment_rules import AttachmentRules
 from slipring.core.chain import hosted_items, input_items, item_ids
 from slipring.core.chain.head import Head
 from slipring.core.chain.input_items import OpenCarry
@@ -26,7 +27,6 @@ from slipring.core.generation import (
 from slipring.core.hosted.request import HostedRequest
 from slipring.core.hosted.tools import FetchedList, HostedCall
 from slipring.core.ports import Ports
-from slipring.core.sight import Sight
 from slipring.core.token_estimates import estimated_text_tokens, estimated_tokens
 from slipring.core.turn import response_object
 from slipring.core.turn.compaction import Compaction, Plan
@@ -136,7 +136,7 @@ class Draft(Struct, frozen=True, eq=False):
     compaction: Plan | None
     definitions: Definitions
     """Those that the input brings."""
-    sight: Sight
+    attachment_rules: AttachmentRules
 
 
 class Prepared(Struct, frozen=True, eq=False):

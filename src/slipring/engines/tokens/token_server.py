@@ -185,7 +185,7 @@ class TokenServer(RemoteEngine):
         served = self.served
         self.sampling = info.sampling
         # In a thread: it is CPU time, and may need the server's tokenizer.
-        forms = picture_forms(info) if await self._find_sight() else ()
+        forms = picture_forms(info) if await self._takes_images() else ()
         self.renderer = await asyncio.to_thread(
             make_serving_renderer, self.name, self.options, info, vocabulary, forms
         )
@@ -210,7 +210,7 @@ class TokenServer(RemoteEngine):
             self._admission.follow(self.schedule)
             self._loop_ends = ChainEnds(self._loop_ended)
 
-    async def _find_sight(self) -> bool:
+    async def _takes_images(self) -> bool:
         """Whether the model sees pictures."""
         images = self.options.images
         if images not in ("auto", "on", "off"):
@@ -225,7 +225,7 @@ class TokenServer(RemoteEngine):
 
     async def picture_use(self) -> str:
         """How pictures get to the model, in one line. Called after ``connect``."""
-        return await self.picture_way() if await self._find_sight() else "none: the model does not see"
+        return await self.picture_way() if await self._takes_images() else "none: the model does not see"
 
     async def picture_way(self) -> str:
         """How pictures get to a model that sees, in one line."""

@@ -4,11 +4,11 @@ from aiohttp import web
 from msgspec import Raw, json
 
 from slipring.base.errors import InvalidRequest, NotFound, conversation_not_found, quoted
+from slipring.core.attachment_rules import AttachmentRules
 from slipring.core.chain import item_ids, sealed_items
 from slipring.core.generation import Capabilities
 from slipring.core.limits import Limits
 from slipring.core.session.preparation import new_definitions
-from slipring.core.sight import Sight
 from slipring.core.turn.compaction import TRIGGER
 from slipring.core.turn.request_validation import read_include
 from slipring.protocol.definitions import Definitions
@@ -187,7 +187,7 @@ async def _read_items(
 def _check_pictures(items: list[Item], limits: Limits) -> None:
     """Raise for images that no turn of the conversation could show to any model."""
     try:
-        Sight(_SEES_ALL, limits).refuse_unseen(items)
+        AttachmentRules(_SEES_ALL, limits).refuse_unseen(items)
     except InvalidRequest as error:
         error.message, error.param = (
             text.replace("input[", "items[", 1) for text in (error.message, error.param or "")

@@ -7,8 +7,8 @@ import msgspec
 from msgspec import Raw
 
 from slipring.base.errors import InvalidRequest
+from slipring.core.attachment_rules import AttachmentRules
 from slipring.core.hosted.tools import CallOutcome
-from slipring.core.sight import Sight
 from slipring.mcp import (
     AudioContent,
     ConnectionLost,
@@ -47,12 +47,12 @@ def one_line(raw: bytes) -> Raw:
 
 
 def outcome_of(
-    result: ToolResult, redaction: Redaction, most_chars: int, sight: Sight | None = None
+    result: ToolResult, redaction: Redaction, most_chars: int, rules: AttachmentRules | None = None
 ) -> CallOutcome:
     """What a tool returned, or reported as its failure. ``most_chars``: of text that the model reads.
-    ``sight``: of the model that reads it; None: it sees no images."""
+    ``rules``: of the model that reads it; None: it sees no images."""
     if not result.is_error:
-        shown = _shown_images(result, sight)
+        shown = _shown_images(result, rules)
         text = _cut(redaction.text(_text(result, shown)), most_chars)
         return CallOutcome(output=text, pictures=tuple(url for url, _ in shown.values()))
     content = _blocks(result)
@@ -95,18 +95,18 @@ def stated(failure: McpFailure) -> str:
     return f"{failure.message[:1].upper()}{failure.message[1:]}."
 
 
-def _shown_images(result: ToolResult, sight: Sight | None) -> dict[int, tuple[str, Picture]]:
+def _shown_images(result: ToolResult, rules: AttachmentRules | None) -> dict[int, tuple[str, Picture]]:
     """The images of a result that the model sees, by the index of their blocks: the data URL of each, and
     what it is."""
     shown: dict[int, tuple[str, Picture]] = {}
-    if sight is None or not sight.shows_images:
+    if rules is None or not rules.shows_images:
         return shown
     for index, block in enumerate(result.content):
         if isinstance(block, ImageContent) and len(shown) < _MOST_IMAGES:
             url = f"data:{block.mime_type};base64,{block.data}"
             with suppress(InvalidRequest):
                 picture = picture_of(url)
-                sight.refuse_picture(picture, "image")
+                rules.refuse_picture(picture, "image")
                 shown[index] = url, picture
     return shown
 

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Raw, Struct, UnsetType
 
 from slipring.base.errors import ExternalConnectorError, InvalidRequest
+from slipring.core.attachment_rules import AttachmentRules
 from slipring.core.hosted.tools import (
     CallOutcome,
     CallProgress,
@@ -22,7 +23,6 @@ from slipring.core.hosted.tools import (
     ResolvedServer,
 )
 from slipring.core.limits import Limits
-from slipring.core.sight import Sight
 from slipring.mcp import HttpServer, McpFailure, Outcome, ProgressUpdate, Redaction, Tool
 from slipring.protocol.definitions import MOST_TOOLS
 from slipring.protocol.hosted.builtin_tools import BuiltinKind
@@ -172,16 +172,16 @@ class ToolRunner:
         call: HostedCall,
         tenant: str,
         progress: Callable[[CallProgress], None],
-        sight: Sight | None = None,
+        rules: AttachmentRules | None = None,
     ) -> CallOutcome:
-        """Run a call once. ``sight``: of the model that reads the result. Raises nothing but
+        """Run a call once. ``rules``: of the model that reads the result. Raises nothing but
         ``CancelledError``, after the server was asked to cancel."""
         target = _target(call.server)
         began = clock()
         ended = _CANCELLED
         try:
             async with self._slots.hold(tenant):
-                ended = await self._call(call, target, tenant, progress, sight)
+                ended = await self._call(call, target, tenant, progress, rules)
             return ended.outcome
         finally:
             self._report(
@@ -202,7 +202,7 @@ class ToolRunner:
         target: Target,
         tenant: str,
         progress: Callable[[CallProgress], None],
-        sight: Sight | None,
+        rules: AttachmentRules | None,
     ) -> "_Ended":
         arguments = _arguments(call.arguments)
         if arguments is None:
@@ -226,7 +226,7 @@ class ToolRunner:
             log.exception("a call of a tool failed unexpectedly")
             message = "The call failed. Outcome unknown: the call may have run."
             return _failed(ProtocolError(INTERNAL_ERROR, message), "unknown")
-        outcome = outcome_of(result, redaction, self._most_chars, sight)
+        outcome = outcome_of(result, redaction, self._most_chars, rules)
         size = sum(map(len, result.raw_content)) + len(result.structured or b"")
         return _Ended(outcome, "tool_error" if result.is_error else "completed", size)
 

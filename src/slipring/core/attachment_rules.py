@@ -32,8 +32,8 @@ _BLIND = (
 _NO_FILES = "This model takes no files: send their text instead."
 
 
-class Sight(Struct, frozen=True):
-    """What images and files may reach the model of a turn."""
+class AttachmentRules(Struct, frozen=True):
+    """Which images and files may reach the model of a turn."""
 
     capabilities: Capabilities
     limits: Limits
@@ -41,6 +41,14 @@ class Sight(Struct, frozen=True):
     """The safety check that cannot read images and whose policy refuses what it cannot read."""
     inspects_all: bool = False
     """Whether checks inspect the whole context, so that images of earlier turns are refused too."""
+
+    @classmethod
+    def of(cls, capabilities: Capabilities, limits: Limits, policy: Policy) -> "AttachmentRules":
+        """Those of a turn with this policy."""
+        closed = (
+            check.name for check in policy.checks if check.on_images == "closed" and _reads_input(check)
+        )
+        return cls(capabilities, limits, next(closed, None), policy.scope == "all")
 
     @property
     def shows_images(self) -> bool:
@@ -160,12 +168,6 @@ class Sight(Struct, frozen=True):
                 param=param,
                 code="invalid_image_url",
             )
-
-
-def sight_of(capabilities: Capabilities, limits: Limits, policy: Policy) -> Sight:
-    """What may reach the model of a turn with this policy."""
-    refusing = (check.name for check in policy.checks if check.on_images == "closed" and _reads_input(check))
-    return Sight(capabilities, limits, next(refusing, None), policy.scope == "all")
 
 
 def _reads_input(check: Check) -> bool:

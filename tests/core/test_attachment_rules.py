@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from slipring.base.errors import InvalidPrompt, InvalidRequest
+from slipring.core.attachment_rules import AttachmentRules
 from slipring.core.chain import fetched_images
 from slipring.core.chain.state import Carry
 from slipring.core.checks.policies import Check, Policy
 from slipring.core.generation import Capabilities
 from slipring.core.limits import Limits
-from slipring.core.sight import Sight, sight_of
 from slipring.protocol import wire
 from slipring.protocol.items import Item, read_item
 from slipring.protocol.pictures.item_pictures import pictures
@@ -34,7 +34,9 @@ def shown(*parts: Json) -> Item:
 
 def refusal(item: Item, capabilities: Capabilities = SEES, limits: Limits = LIMITS) -> InvalidRequest:
     with pytest.raises(InvalidRequest) as refused:
-        Sight(capabilities, limits).refuse_unseen([shown({"type": "input_text", "text": "a"}), item])
+        AttachmentRules(capabilities, limits).refuse_unseen(
+            [shown({"type": "input_text", "text": "a"}), item]
+        )
     return refused.value
 
 
@@ -76,23 +78,23 @@ def test_an_image_is_refused_by_the_name_of_its_field(name):
 def test_files_need_a_model_that_takes_them():
     part = {"type": "input_file", "file_id": "f"}
     assert refusal(shown(part)).param == "input[1].content[0]"
-    Sight(Capabilities(files=True), LIMITS).refuse_unseen([shown(part)])
+    AttachmentRules(Capabilities(files=True), LIMITS).refuse_unseen([shown(part)])
 
 
 def test_pictures_within_the_bounds_pass():
-    Sight(SEES, LIMITS).refuse_unseen([shown(image(), image(data_url(gif(20, 3))))])
+    AttachmentRules(SEES, LIMITS).refuse_unseen([shown(image(), image(data_url(gif(20, 3))))])
     elsewhere = shown(image("HTTPS://a.example/b.png"), image(None, file_id="f"), image())
-    Sight(RESOLVES, LIMITS).refuse_unseen([elsewhere])
+    AttachmentRules(RESOLVES, LIMITS).refuse_unseen([elsewhere])
     read = read_item(b'{"type":"reasoning","summary":[],"id":"\\u0061"}', "")
-    Sight(Capabilities(), LIMITS).refuse_unseen([read])
+    AttachmentRules(Capabilities(), LIMITS).refuse_unseen([read])
 
 
 def test_a_context_has_a_bound_on_its_pictures():
-    Sight(SEES, Limits(max_pictures=2)).refuse_context(Carry(pictures=2))
+    AttachmentRules(SEES, Limits(max_pictures=2)).refuse_context(Carry(pictures=2))
     with pytest.raises(InvalidRequest, match="has 3 images, and may have 2"):
-        Sight(SEES, Limits(max_pictures=2)).refuse_context(Carry(pictures=3))
+        AttachmentRules(SEES, Limits(max_pictures=2)).refuse_context(Carry(pictures=3))
     with pytest.raises(InvalidRequest, match=r"The context has images\. This model takes text only"):
-        Sight(Capabilities(), LIMITS).refuse_context(Carry(pictures=1))
+        AttachmentRules(Capabilities(), LIMITS).refuse_context(Carry(pictures=1))
 
 
 def test_pictures_are_counted_along_a_chain():
@@ -132,10 +134,12 @@ def test_a_context_of_another_model_is_refused_if_this_one_does_not_see_all_of_i
     capabilities, attached, words
 ):
     with pytest.raises(InvalidRequest, match=words) as refused:
-        Sight(capabilities, LIMITS).refuse_context(Carry(attached=(attached, "image/png"), pictures=1))
+        AttachmentRules(capabilities, LIMITS).refuse_context(
+            Carry(attached=(attached, "image/png"), pictures=1)
+        )
     assert (refused.value.code, refused.value.param) == ("unsupported_parameter", "model")
     able = Capabilities(images=True, resolves_urls=True, files=True)
-    Sight(able, LIMITS).refuse_context(Carry(attached=(attached,), pictures=1))
+    AttachmentRules(able, LIMITS).refuse_context(Carry(attached=(attached,), pictures=1))
 
 
 URL = "https://a.example/b.png"
@@ -189,16 +193,16 @@ def test_nothing_is_fetched_for_a_model_that_cannot_see():
 
 def test_a_check_that_is_closed_to_images_refuses_them():
     policy = Policy((Check("a"), Check("b", subjects=("answer",), on_images="closed")))
-    assert sight_of(SEES, LIMITS, policy).shows_images
-    sight = sight_of(SEES, LIMITS, Policy((*policy.checks, Check("c", on_images="closed"))))
-    assert not sight.shows_images
+    assert AttachmentRules.of(SEES, LIMITS, policy).shows_images
+    rules = AttachmentRules.of(SEES, LIMITS, Policy((*policy.checks, Check("c", on_images="closed"))))
+    assert not rules.shows_images
     with pytest.raises(InvalidPrompt, match="safety check 'c' cannot read"):
-        sight.refuse_unseen([shown(image())])
+        rules.refuse_unseen([shown(image())])
 
 
 @pytest.mark.parametrize(("scope", "is_refused"), [("new", False), ("all", True)])
 def test_images_of_earlier_turns_are_refused_where_checks_inspect_all(scope: Any, is_refused: bool):
-    sight = sight_of(SEES, LIMITS, Policy((Check("c", on_images="closed"),), scope))
-    sight.refuse_context(Carry())
+    rules = AttachmentRules.of(SEES, LIMITS, Policy((Check("c", on_images="closed"),), scope))
+    rules.refuse_context(Carry())
     with pytest.raises(InvalidPrompt, match="The context has images") if is_refused else nullcontext():
-        sight.refuse_context(Carry(pictures=1))
+        rules.refuse_context(Carry(pictures=1))
