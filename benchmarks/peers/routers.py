@@ -471,8 +471,10 @@ async def run(counts: Sequence[int], ways: Sequence[Way], logs: Path) -> bool:
     ):
         print(f"{len(every)} vLLM servers after {time.monotonic() - began:.0f} s", flush=True)
         for count in counts:
-            servers = every[:count]
             for way in ways:
+                servers = every[:count]
+                for each in servers:
+                    await each.ready(http)
                 print(f"{count} replicas, {way.name}, {time.monotonic() - began:.0f} s", flush=True)
                 async with reached(http, way, servers, logs) as stage:
                     await spread(stage)
@@ -481,7 +483,7 @@ async def run(counts: Sequence[int], ways: Sequence[Way], logs: Path) -> bool:
                     await stage.add(servers[-1:])
                     await lose(stage, servers[0], "killed")
                 await servers[0].start()
-                await servers[0].ready(http)
+                every.append(every.pop(0))  # it is used again last
     print(f"{len(broken)} broken, {time.monotonic() - began:.0f} s", flush=True)
     if broken:
         print((logs / "slipring.log").read_text()[-3000:])

@@ -14,13 +14,15 @@ import runpy
 import signal
 import sys
 import traceback
+from contextlib import suppress
 from functools import partial
 
 _SERVER = "vllm.entrypoints.openai.api_server"
+_STARTING = ("vllm.v1.engine.utils", "vllm.v1.executor.multiproc_executor")
 _IMPORTED = (
     _SERVER,
     "vllm.v1.engine.core",
-    "vllm.v1.engine.utils",
+    *_STARTING,
     "vllm.v1.worker.cpu_worker",
     "vllm.model_executor.models.qwen2",
 )
@@ -29,8 +31,9 @@ _IMPORTED = (
 def main() -> None:
     for name in _IMPORTED:
         importlib.import_module(name)
-    # vLLM spawns the process of its engine on CPUs, which would import everything again.
-    vars(sys.modules["vllm.v1.engine.utils"])["get_mp_context"] = partial(multiprocessing.get_context, "fork")
+    # vLLM spawns the processes of its engine on CPUs, which would import everything again.
+    for name in _STARTING:
+        vars(sys.modules[name])["get_mp_context"] = partial(multiprocessing.get_context, "fork")
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # those that have ended are gone
     print("ready", flush=True)
     for line in sys.stdin:
@@ -38,11 +41,18 @@ def main() -> None:
         pid = os.fork()
         if not pid:
             _serve(asked["arguments"], asked["log"])
+        _lead_group(pid)
         print(pid, flush=True)
 
 
+def _lead_group(pid: int) -> None:
+    """Give a process a group of its own. Both it and its parent do so: whichever comes first."""
+    with suppress(OSError):
+        os.setpgid(pid, pid)
+
+
 def _serve(arguments: list[str], log: str) -> None:
-    os.setsid()
+    _lead_group(0)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for number, file in ((0, os.open(os.devnull, os.O_RDONLY)), (1, output), (2, output)):
