@@ -226,7 +226,7 @@ COMPACTION = [{"type": "compaction", "compact_threshold": 1000}]
 @pytest.mark.parametrize("store", [False, True])
 async def test_a_compacted_chain_holds_its_new_context_alone(*, store: bool) -> None:
     async with in_front_of(FakeVllm(), kv_tokens=4000) as (_, server), server.connect() as socket:
-        settings = {"context_management": COMPACTION, "store": store}
+        settings: dict[str, Any] = {"context_management": COMPACTION, "store": store}
         _, second = await turns(socket, "word " * 900, "and " * 200, **settings)
         assert [item["type"] for item in second["output"]] == ["compaction", "message"]
         loops = loops_of(server)
