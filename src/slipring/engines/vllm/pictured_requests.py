@@ -27,7 +27,8 @@ from slipring.protocol import wire
 BY_IDS, BY_CHAT = "/inference/v1/generate", "/v1/chat/completions"
 RESENT = "the server takes pictures by its chat endpoint only: all messages are sent again"
 Way = Literal["ids", "chat"]
-_ABSENT = (404, 405, 501)
+_ABSENT = (403, 404, 405, 501)
+"""vLLM 0.32 answers with the first unless it was started with the flag."""
 
 
 async def sees(client: HttpClient, model: str) -> bool:

@@ -180,7 +180,7 @@ def base64_of(url: str) -> str:
 
 def plain_url(url: str) -> str:
     """The data URL of a picture as every server reads it: its type by its usual name, and nothing beside it.
-    Some servers read no capitals and no further parameters."""
+    llama-server reads no ``DATA:``, and neither it nor vLLM reads ``BASE64``."""
     head = _DATA_URL.match(url, 0, _LONGEST_HEAD)
     if head is None:
         return url
