@@ -46,7 +46,7 @@ PYTHON2 ?= python2.7
 AUTOBAHN := autobahntestsuite==25.10.1
 
 .DEFAULT_GOAL := help
-.PHONY: help run install test test-slow test-crash test-upgrade test-attack test-mutants soak test-vllm test-sglang test-router routers test-traces test-pii test-mcp conformance-mcp example-hosted-tools test-templates test-chains test-oracles test-browser record-wire compare-wire clients autobahn fuzz fuzz-frames check coverage fix bench bench-more claims lock audit dist site clean
+.PHONY: help run install test test-slow test-crash test-upgrade test-attack test-mutants soak test-vllm test-sglang test-router routers test-traces test-pii test-mcp conformance-mcp example-hosted-tools test-templates test-chains test-oracles test-browser record-wire compare-wire clients autobahn fuzz fuzz-frames check coverage fix bench bench-more claims lock audit dist site screenshots clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -195,8 +195,11 @@ audit: .venv/.dev $(if $(ADVISORIES),,.venv-audit/.ready) ## look every locked p
 dist: .venv/.dev ## build wheel and sdist into dist, with the bill of materials
 	$(BIN)/python -m hatchling build
 
-site: .venv-site/.ready ## build the documentation as a site, into build/site
+site: .venv-site/.ready ## build the documentation as a site, into build/site, beside the other versions there
 	.venv-site/bin/python site/build.py
+
+screenshots: .venv/.dev ## make the pictures of the documentation, in light and dark, into docs/figures (a Chromium as for test-browser)
+	chromium=$$($(BIN)/python -m tests.commands.bench.chromium .browser) && SLIPRING_TEST_CHROMIUM=$$chromium $(BIN)/python -m tests.screenshots docs/figures
 
 clean: ## remove .venv, what is installed beside it, and caches
 	rm -rf .venv .venv-fuzz .venv-autobahn .venv-oracles .venv-router .venv-traces .venv-pii .venv-lock .venv-audit .venv-site .clients .mcp .upgrade .browser .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.*

@@ -45,7 +45,7 @@ class Api:
 
     async def ended(self, response_id: str) -> dict[str, Any]:
         """Wait until a response has ended; return it."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while True:
                 response = await self.read(response_id)
                 if response["status"] not in ("queued", "in_progress"):

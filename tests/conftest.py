@@ -20,7 +20,9 @@ from typing import NamedTuple
 
 import certifi
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
+from hypothesis.internal.constants_ast import Constants
 
 from tests.client_sessions import ClientSessions, tracked_sessions
 from tests.compiled_here import compiled_here
@@ -36,6 +38,7 @@ from tests.model import (
     tiny_model,
     tiny_path,
 )
+from tests.patient import sitecustomize
 from tests.postgres import postgres, postgres_server, postgres_url
 from tests.tap import Tap, tapped
 
@@ -60,9 +63,19 @@ __all__ = [
 _AUTHORITIES = "SSL_CERT_FILE"
 _DATA_HOME = "XDG_DATA_HOME"
 
-# The same examples on every machine and in every run, so that failures can be reproduced.
-settings.register_profile("repeatable", derandomize=True, deadline=None, print_blob=True)
+# The same examples on every machine and in every run, so that failures can be reproduced. However long the
+# machine takes to make them.
+settings.register_profile(
+    "repeatable",
+    derandomize=True,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("repeatable")
+# Hypothesis would also try numbers and texts that it finds in the source of modules. Those that are imported
+# depend on the tests that ran before in this process.
+providers._get_local_constants = Constants
 
 
 class _Shared(NamedTuple):
@@ -103,6 +116,7 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
     temporary = TemporaryDirectory(prefix="slipring-tests-", ignore_cleanup_errors=True)
     with (
         temporary as name,
+        _patient_children(),
         _one_authority(Path(name)) as authorities,
         made_once(),
         tapped() as tap,
@@ -152,6 +166,14 @@ def _restore_usual_signals() -> None:
     for number, usual in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, usual)
+
+
+@contextmanager
+def _patient_children() -> Iterator[None]:
+    """Other interpreters that the tests start import ``tests.patient.sitecustomize``."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(sitecustomize.__file__).parent), prepend=os.pathsep)
+        yield
 
 
 @contextmanager

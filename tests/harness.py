@@ -87,7 +87,7 @@ class PuppetEngine(Engine):
         return self.tokens
 
     async def next(self) -> Performance:
-        return await asyncio.wait_for(self._performances.get(), 60)
+        return await asyncio.wait_for(self._performances.get(), 300)
 
     async def generate(self, job: Job, emit: Emit) -> None:
         performance = Performance(job)
@@ -128,7 +128,7 @@ class Socket:
     async def create(self, **fields: Any) -> None:
         await self.send(type="response.create", **fields)
 
-    async def receive(self, within_s: float = 60) -> dict[str, Any]:
+    async def receive(self, within_s: float = 300) -> dict[str, Any]:
         """Return the next event."""
         message = await self.ws.receive(timeout=within_s)
         assert message.type is WSMsgType.TEXT, f"expected an event, got {message}"
@@ -164,7 +164,7 @@ class Socket:
         assert last["type"] == "error", last
         return last
 
-    async def closed(self, within_s: float = 60) -> int | None:
+    async def closed(self, within_s: float = 300) -> int | None:
         """Wait until the server closes the connection; return the close code."""
         message = await self.ws.receive(timeout=within_s)
         assert message.type in (WSMsgType.CLOSE, WSMsgType.CLOSED, WSMsgType.CLOSING), message

@@ -14,7 +14,7 @@ import pytest
 from slipring import __version__
 from slipring.config.settings import from_namespace
 from slipring.core.limits import Limits
-from slipring.observation.metrics import METRICS
+from slipring.observation.metric_table import METRICS
 from tests.config.reference import reference
 from tests.harness import serve
 from tests.server.admin.watching import admin_url
@@ -382,7 +382,7 @@ def run(*command: str | Path) -> None:
     """Run a checker, or say that it is not here."""
     if shutil.which(str(command[0])) is None:
         pytest.skip(f"{command[0]} is not here")
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

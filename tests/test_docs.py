@@ -23,19 +23,20 @@ from slipring.core.session import actions
 from slipring.core.session.actions import Action, Work
 from slipring.engines.catalog import Catalog, open_engine
 from slipring.engines.chat import options as chat
-from slipring.engines.hub.named_models import full_name
-from slipring.engines.llama.models import locate, name_of
+from slipring.engines.hub.model_names import full_name
 from slipring.engines.llama.options import LlamaOptions, read_options
+from slipring.engines.llama.served_model import locate, name_of
 from slipring.engines.options import reference
+from slipring.engines.remote.upstream import UpstreamOptions
 from slipring.engines.responses import options as responses
 from slipring.engines.simulated.options import SimulatedOptions
 from slipring.engines.simulated.script import read_script
 from slipring.engines.tokens import session_server, token_server
-from slipring.engines.tokens.builtin_templates import NAMES
 from slipring.engines.tokens.model_files import MODEL_COMMAND
+from slipring.engines.tokens.template_choice import NAMES
 from slipring.engines.vllm.engine import VllmOptions
 from slipring.prompts.templates import template_renderer
-from slipring.protocol.timing import Mark, StageName, TurnReport
+from slipring.protocol.turn_report import Mark, StageName, TurnReport
 from slipring.safety.sources.catalog import open_source
 from slipring.safety.sources.guard import GuardSettings
 from slipring.safety.sources.moderations import ModerationsSettings
@@ -50,7 +51,7 @@ pytestmark = pytest.mark.usefixtures("compiled_here")
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-GUIDES = sorted((DOCS / "guides").glob("*.md"))
+GUIDES = sorted(page for folder in ("guides", "recipes") for page in (DOCS / folder).glob("*.md"))
 """Their commands are run by ``tests/guides``."""
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted({*DOCS.rglob("*.md")} - {*GUIDES})]
 READERS: dict[str, Callable[[str], Any]] = {
@@ -63,6 +64,8 @@ READERS: dict[str, Callable[[str], Any]] = {
 """Of engines whose models and servers need not be here for an example of them."""
 ENDING = "simulated:tokens_per_s=0,output_tokens=5,tool_calls=1"
 """An engine that calls a tool, if there is one, and answers."""
+USEFUL = "Qwen/Qwen3-8B-GGUF"
+"""The model of the README, in whose place the tests serve a tiny one."""
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -132,7 +135,7 @@ async def serve_with_clock(names: tuple[str, ...]) -> AsyncIterator[Running]:
 async def test_python_snippets_run_as_they_stand(
     request: pytest.FixtureRequest, where: str, code: str
 ) -> None:
-    names = (name_of(locate(LlamaOptions())[0]),)  # snippets name the packaged model
+    names = (name_of(locate(LlamaOptions())[0]), USEFUL)  # those that snippets name
     # The tiny model ends neither calls nor answers by itself, and is faster than who steers it.
     if "steer" in code:
         served: AbstractAsyncContextManager[Running] = serve("simulated:tokens_per_s=200", model=names)
@@ -264,10 +267,11 @@ def test_no_page_or_message_needs_a_published_package() -> None:
 OPTIONS = [
     (LlamaOptions, None, "llama"),
     (SimulatedOptions, None, "simulated"),
-    (session_server.SessionServerOptions, None, "vllm-sglang"),
+    (UpstreamOptions, None, "servers"),
+    (session_server.SessionServerOptions, UpstreamOptions, "vllm-sglang"),
     (VllmOptions, session_server.SessionServerOptions, "vllm-sglang"),
-    (responses.ResponsesOptions, None, "responses"),
-    (chat.ChatOptions, None, "chat"),
+    (responses.ResponsesOptions, UpstreamOptions, "responses"),
+    (chat.ChatOptions, UpstreamOptions, "chat"),
 ]
 
 

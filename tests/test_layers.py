@@ -22,11 +22,11 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("base.errors", "protocol", "core.generation", "core.chain.head", "core.token_estimates"),
         "prompts",
     ),
-    "observation": ("protocol.timing", "observation"),
+    "observation": ("protocol.turn_report", "observation"),
     "sandbox": ("base.errors", "core.tenant_entries", "sandbox"),
     "engines": (
         *("base", "protocol", "core.generation", "core.chain.head", "core.limits", "core.token_estimates"),
-        *("prompts", "sandbox", "observation.live", "engines"),
+        *("prompts", "sandbox", "observation.live_messages", "engines"),
     ),
     "engines.vllm.replica_header": (),
     "engines.vllm.session_turns": (),
@@ -45,7 +45,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "commands": ("", "base", "config", "commands"),
     "commands.bench": ("", "base", "observation.drawing_files", *CLIENT_PARTS, "commands.bench"),
     "commands.chat": ("base", *CLIENT_PARTS, "commands.chat"),
-    "commands.config_file": ("base", "config", "engines.hub", "server"),
+    "commands.config_file": ("base", "config", "engines.catalog", "engines.hub", "server"),
     "commands.doctor": ("base", "config.settings", "engines", "server", "stores", "commands.doctor"),
     "commands.inspection": (
         *("base", "protocol", "core.generation", "core.chain", "core.turn.response_object", "prompts"),
@@ -55,8 +55,11 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "commands.launch": ("base", *CLIENT_PARTS, "commands.launch"),
     "commands.models": ("base", "engines.hub"),
     "commands.openapi": ("", "protocol", "commands.openapi"),
-    "commands.serve": ("", "base", "config.settings", "engines.hub", "server", "commands.client_environment"),
-    "commands.top": ("base", "protocol.timing", "observation", "commands.errors", "commands.top"),
+    "commands.serve": (
+        *("", "base", "config.settings", "engines.hub", "server", "commands.client_environment"),
+        *("commands.config_file", "commands.doctor.checks"),
+    ),
+    "commands.top": ("base", "protocol.turn_report", "observation", "commands.errors", "commands.top"),
     "__main__": ("", "base.standard_streams", "commands.cli"),
     "__init__": (),
 }

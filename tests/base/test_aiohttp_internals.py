@@ -78,7 +78,7 @@ class Served:
         """Send bytes on a new connection and return everything until it is closed."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         writer.write(request)
-        answer = await asyncio.wait_for(reader.read(), 60)
+        answer = await asyncio.wait_for(reader.read(), 300)
         writer.close()
         return answer
 
@@ -129,7 +129,7 @@ async def test_a_request_is_queued_from_the_end_of_its_head_to_the_start_of_its_
         writer.write(GET[:10])
         await until(lambda: bool(served.protocols and served.protocols[0].queued))
         writer.write(GET[10:])
-        await asyncio.wait_for(reader.read(), 60)
+        await asyncio.wait_for(reader.read(), 300)
         writer.close()
         assert served.protocols[0].queued[0] is False
         assert served.protocols[0].queued[-1] is True
@@ -220,9 +220,9 @@ async def test_the_rest_of_a_body_is_read_only_while_lingering(lingers: bool) ->
         await reader.readuntil(b"\r\n\r\n")
         if lingers:
             writer.write(b" more" + GET)  # completes the body, so the connection stays open
-            assert b"200 OK" in await asyncio.wait_for(reader.read(), 60)
+            assert b"200 OK" in await asyncio.wait_for(reader.read(), 300)
         else:
-            assert await asyncio.wait_for(reader.read(), 60) == b""
+            assert await asyncio.wait_for(reader.read(), 300) == b""
         writer.close()
 
 
@@ -337,7 +337,7 @@ async def test_an_upgraded_connection_recognizes_pongs_and_keeps_no_parser_of_re
         for other in (frame(10, b"a"), frame(9, b""), pong + pong, pong[:-1], frame(10, b"", mask=None)):
             assert not protocol.is_empty_pong(other)
         await socket.send_str("a" * 2**20)  # more than the buffer, so reading is paused and resumed
-        assert await socket.receive_str(timeout=60) == "a" * 2**20
+        assert await socket.receive_str(timeout=300) == "a" * 2**20
     assert not Recording(served.server, loop=asyncio.get_running_loop()).is_empty_pong(pong)
 
 

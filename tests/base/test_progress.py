@@ -23,7 +23,7 @@ from slipring.commands.cli import main
 from tests.commands.bench.stage import tiny
 
 CLEAR = "\r\x1b[K"
-PATIENCE_S = 60
+PATIENCE_S = 300.0
 AT_ONCE = {"delay_s": 0.0, "tick_s": 0.01}
 
 

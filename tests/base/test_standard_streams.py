@@ -47,7 +47,7 @@ async def run(directory: Path, command: str, redirection: str = "", **variables:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    out, err = await asyncio.wait_for(process.communicate(), 60)
+    out, err = await asyncio.wait_for(process.communicate(), 300)
     assert process.returncode is not None
     return process.returncode, out.decode(), err.decode()
 
@@ -88,7 +88,7 @@ async def test_a_server_serves_though_it_cannot_print_where() -> None:
         stderr=asyncio.subprocess.PIPE,
     )
     assert process.stderr is not None
-    line = (await asyncio.wait_for(process.stderr.readline(), 60)).decode()
+    line = (await asyncio.wait_for(process.stderr.readline(), 300)).decode()
     found = re.search(r"serves (http://\S+); cannot write to standard output: No space left", line)
     assert found is not None, line
     asked = {"input": "hello"}
@@ -98,7 +98,7 @@ async def test_a_server_serves_though_it_cannot_print_where() -> None:
     ):
         assert (await answer.json())["status"] == "completed"
     process.terminate()
-    _, err = await asyncio.wait_for(process.communicate(), 60)
+    _, err = await asyncio.wait_for(process.communicate(), 300)
     assert process.returncode == 0
     assert b"Traceback" not in err
 

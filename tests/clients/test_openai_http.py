@@ -126,7 +126,7 @@ def user(text: str) -> Json:
 
 async def ended(client: Sdk, response: Any) -> Any:
     """Poll a background response until it has ended; return it."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while response.status in ("queued", "in_progress"):
             response = await client.call("responses.retrieve", response.id)
     return response

@@ -87,7 +87,7 @@ class ChatThread:
 
     async def end(self) -> int:
         self._lines.put(None)
-        return await asyncio.wait_for(self._task, 60)
+        return await asyncio.wait_for(self._task, 300)
 
 
 def take(stream: io.StringIO) -> str:
@@ -131,7 +131,7 @@ async def close_sockets(server: Running) -> None:
     """Close all sockets from the server's side, and wait until the server has removed them."""
     for client in list(server.service.clients):
         client.close(1001, "restart")
-    await asyncio.wait_for(server.service.wait_until_idle(), 60)
+    await asyncio.wait_for(server.service.wait_until_idle(), 300)
 
 
 # --- Turns -----------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ async def test_an_answer_is_shown_before_it_is_complete() -> None:
         performance = await engine.next()
         for word in ("One ", "two "):
             performance.say(word)
-            assert await asyncio.wait_for(written.get(), 60) == word
+            assert await asyncio.wait_for(written.get(), 300) == word
         performance.finish()
         await user.prompt()
 
@@ -439,12 +439,12 @@ async def test_pings_are_answered_while_the_user_types_nothing() -> None:
         socket = web.WebSocketResponse(autoping=False)
         await socket.prepare(request)
         await socket.ping(b"there?")
-        pong.set_result(await socket.receive(timeout=60))
+        pong.set_result(await socket.receive(timeout=300))
         await socket.receive()
         return socket
 
     async with fake_server(endpoint) as url, chatting(url):
-        message = await asyncio.wait_for(pong, 60)
+        message = await asyncio.wait_for(pong, 300)
         assert (message.type, message.data) == (WSMsgType.PONG, b"there?")
 
 
@@ -528,7 +528,7 @@ async def run_piped(typed: str, *arguments: str, **variables: str) -> tuple[int 
     process = await asyncio.create_subprocess_exec(
         *COMMAND, *arguments, env=environment(**variables), stdin=-1, stdout=-1, stderr=-1
     )
-    out, err = await asyncio.wait_for(process.communicate(typed.encode()), 60)
+    out, err = await asyncio.wait_for(process.communicate(typed.encode()), 300)
     return process.returncode, out.decode(), err.decode()
 
 
@@ -581,8 +581,8 @@ async def test_ctrl_c_ends_a_single_turn() -> None:
         assert process.stdout is not None
         assert await process.stdout.readexactly(4) == b"Wait"
         process.send_signal(signal.SIGINT)
-        await asyncio.wait_for(performance.stopped.wait(), 60)
-        out, err = await asyncio.wait_for(process.communicate(), 60)
+        await asyncio.wait_for(performance.stopped.wait(), 300)
+        out, err = await asyncio.wait_for(process.communicate(), 300)
     assert (process.returncode, out, err) == (INTERRUPTED, b"\n", b"stopped\n")
 
 
@@ -672,7 +672,7 @@ class Terminal:
                 assert self.screen.lines[-len(lines) :] == list(lines)
 
     async def _read(self) -> str:
-        piece = await asyncio.wait_for(asyncio.to_thread(os.read, self._descriptor, 4096), 60)
+        piece = await asyncio.wait_for(asyncio.to_thread(os.read, self._descriptor, 4096), 300)
         text = self._decoder.decode(piece)
         self.screen.write(text)
         return text
@@ -720,7 +720,7 @@ async def test_ctrl_c_stops_an_answer_and_at_the_prompt_the_chat(key: str, term:
         performance.say("Sec")
         await terminal.wait_for("Sec")
         terminal.process.send_signal(signal.SIGINT)
-        await asyncio.wait_for(performance.stopped.wait(), 60)
+        await asyncio.wait_for(performance.stopped.wait(), 300)
         assert "stopped; the next message sends" in await terminal.wait_for("> ")
         terminal.type("three\n")
         performance = await engine.next()
@@ -731,7 +731,7 @@ async def test_ctrl_c_stops_an_answer_and_at_the_prompt_the_chat(key: str, term:
             terminal.process.send_signal(signal.SIGINT)
         else:
             terminal.type("\x04")
-        assert await asyncio.wait_for(terminal.process.wait(), 60) == 0
+        assert await asyncio.wait_for(terminal.process.wait(), 300) == 0
 
 
 async def test_words_wrap_and_markdown_is_rendered_while_it_streams() -> None:
@@ -882,7 +882,7 @@ async def test_the_terminal_is_restored_at_the_end() -> None:
         before = termios.tcgetattr(terminal._descriptor)
         await terminal.wait_for("> ")
         terminal.type("/quit\n")
-        assert await asyncio.wait_for(terminal.process.wait(), 60) == 0
+        assert await asyncio.wait_for(terminal.process.wait(), 300) == 0
         assert termios.tcgetattr(terminal._descriptor) == before
 
 

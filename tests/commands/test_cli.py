@@ -116,7 +116,7 @@ async def refused(*arguments: str, command: tuple[str, ...] = COMMAND, **variabl
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    out, err = await asyncio.wait_for(process.communicate(), 60)
+    out, err = await asyncio.wait_for(process.communicate(), 300)
     assert out == b""
     assert process.returncode is not None
     (line,) = err.decode().splitlines()
@@ -169,7 +169,7 @@ async def test_a_server_prints_its_url_and_how_to_use_it_and_nothing_else(comman
                 assert (answer.status, answer.content_type) == (200, "text/html")
             async with http.ws_connect(f"{url}/responses") as ws:
                 await ws.send_json({"type": "response.create", "input": "hello"})
-                while (await ws.receive_json(timeout=60))["type"] != "response.completed":
+                while (await ws.receive_json(timeout=300))["type"] != "response.completed":
                     pass
         # Idle again, it stops at once and has logged nothing.
         assert await server.stop() == 0
@@ -182,15 +182,15 @@ async def test_a_signal_stops_it_after_the_running_response(number: int) -> None
     async with launched("--engine", engine) as server, aiohttp.ClientSession() as http:
         async with http.ws_connect(f"{server.url}/responses") as ws:
             await ws.send_json({"type": "response.create", "input": "hello"})
-            events = [await ws.receive_json(timeout=60)]
+            events = [await ws.receive_json(timeout=300)]
             assert events[0]["type"] == "response.created"
             stopped = asyncio.create_task(server.stop(number))
             while events[-1]["type"] != "error":
-                events.append(await ws.receive_json(timeout=60))
+                events.append(await ws.receive_json(timeout=300))
             assert events[-2]["type"] == "response.completed"
             assert events[-2]["response"]["usage"]["output_tokens"] == 40
             assert events[-1]["error"]["code"] == "server_shutting_down"
-            assert (await ws.receive(timeout=60)).type is aiohttp.WSMsgType.CLOSE
+            assert (await ws.receive(timeout=300)).type is aiohttp.WSMsgType.CLOSE
             assert ws.close_code == 1001
         assert await stopped == 0
         assert await server.line() == "slipring: stopped"
@@ -315,7 +315,7 @@ async def test_a_bad_file_is_reported_in_one_line(tmp_path: Path) -> None:
 
 async def test_the_version_is_printed() -> None:
     process = await asyncio.create_subprocess_exec(*COMMAND, "--version", stdout=asyncio.subprocess.PIPE)
-    out, _ = await asyncio.wait_for(process.communicate(), 60)
+    out, _ = await asyncio.wait_for(process.communicate(), 300)
     assert (process.returncode, out.decode()) == (0, f"slipring {__version__}\n")
 
 

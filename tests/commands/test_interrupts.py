@@ -82,7 +82,7 @@ async def run(script: str, *arguments: str, directory: Path) -> tuple[int, str, 
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    out, err = await asyncio.wait_for(process.communicate(), 60)
+    out, err = await asyncio.wait_for(process.communicate(), 300)
     assert process.returncode is not None
     return process.returncode, out.decode(), err.decode()
 

@@ -14,7 +14,18 @@ from tests.commands.test_cli import COMMAND, FAST, environment, launched
 from tests.test_docs import ROOT, commands
 
 KEY = re.compile(r"sk-slip-([0-9a-f]{16})\.([A-Za-z0-9_-]{43})\n")
-HEADINGS = ["ID", "TENANT", "NAME", "MODELS", "MCP", "REQUESTS/MIN", "TOKENS/DAY", "CREATED", "REVOKED"]
+HEADINGS = [
+    "ID",
+    "TENANT",
+    "NAME",
+    "MODELS",
+    "MCP",
+    "REQUESTS/MIN",
+    "TOKENS/DAY",
+    "IMAGES/MIN",
+    "CREATED",
+    "REVOKED",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +61,7 @@ def columns(line: str) -> list[str]:
 
 def test_a_key_is_printed_once_and_listed_without_its_secret(capsys: pytest.CaptureFixture[str]) -> None:
     plain = create(capsys, "--tenant", "a")
-    limits = ["--requests-per-minute", "60", "--tokens-per-day", "2000000"]
+    limits = ["--requests-per-minute", "60", "--tokens-per-day", "2000000", "--images-per-minute", "7"]
     limits += ["--mcp-server", "weather", "--mcp-tool", "weather.now", "--mcp-tool", "weather.a.b"]
     limited = create(
         capsys, "--tenant", "b", "--name", "nightly run", *("--model", "x", "--model", "y"), *limits
@@ -61,10 +72,10 @@ def test_a_key_is_printed_once_and_listed_without_its_secret(capsys: pytest.Capt
     assert columns(heading) == HEADINGS
     rows = {columns(line)[0]: columns(line)[1:] for line in lines}
     assert rows.keys() == {plain[0], limited[0]}
-    assert rows[plain[0]][:6] == ["a", "-", "all", "all", "-", "-"]
+    assert rows[plain[0]][:7] == ["a", "-", "all", "all", "-", "-", "-"]
     assert rows[limited[0]][:4] == ["b", "nightly run", "x, y", "weather, weather.now, weather.a.b"]
-    assert rows[limited[0]][4:6] == ["60", "2000000"]
-    assert rows[limited[0]][7] == "-"
+    assert rows[limited[0]][4:7] == ["60", "2000000", "7"]
+    assert rows[limited[0]][8] == "-"
     code, text, _ = run(capsys, "list", "--store", "sqlite:keys.db", "--json")
     keys = {key["tenant"]: key for key in json.loads(text)}
     assert all(key.pop("created_at") for key in keys.values())
@@ -77,6 +88,7 @@ def test_a_key_is_printed_once_and_listed_without_its_secret(capsys: pytest.Capt
         "mcp_tools": ["weather.now", "weather.a.b"],
         "requests_per_minute": 60,
         "tokens_per_day": 2000000,
+        "images_per_minute": 7,
         "revoked_at": None,
     }
     assert keys["a"]["requests_per_minute"] is None
@@ -231,7 +243,7 @@ async def keys(*arguments: str) -> str:
     process = await asyncio.create_subprocess_exec(
         *COMMAND, "keys", *arguments, env=environment(SLIPRING_STORE="sqlite:keys.db"), stdout=-1, stderr=-1
     )
-    out, err = await asyncio.wait_for(process.communicate(), 60)
+    out, err = await asyncio.wait_for(process.communicate(), 300)
     assert process.returncode == 0, err.decode()
     return out.decode()
 
@@ -262,7 +274,7 @@ async def test_a_server_accepts_keys_from_creation_until_they_are_revoked(tmp_pa
             assert ids.keys() == {"a", "b"}
             await keys("revoke", ids["b"])
             await ws.send_json({"type": "response.create", "input": "hello"})
-            event = await ws.receive_json(timeout=60)
+            event = await ws.receive_json(timeout=300)
             assert (event["type"], event["status"]) == ("error", 401)
         assert await ask(http, server.url, second) == 401
         secrets = [key.partition(".")[2] for key in (first, second)]

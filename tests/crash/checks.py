@@ -16,7 +16,7 @@ _T = TypeVar("_T")
 _AT_ONCE = 16
 _SAMPLE = 10
 """How many older responses are checked in full after each crash. At the end, all are."""
-_PATIENCE_S = 30.0
+_PATIENCE_S = 300.0
 _UNKNOWN = "not known whether"
 """In the error of a response that may be stored although it failed."""
 _TERMINAL = ("response.completed", "response.failed", "response.incomplete")

@@ -54,7 +54,7 @@ async def served(directory: Path, answers: list[Any]) -> AsyncIterator[tuple[Pro
 async def until(socket: Any, *kinds: str) -> dict[str, Any]:
     """The next event of one of these types."""
     while True:
-        event: dict[str, Any] = await socket.receive_json(timeout=60)
+        event: dict[str, Any] = await socket.receive_json(timeout=300)
         if event["type"] in kinds:
             return event
 

@@ -207,7 +207,7 @@ async def test_a_client_that_leaves_cancels_the_request(kind: str) -> None:
         async with server.connect(abandoned=True) as socket:
             await socket.create(**ASK)
             await socket.until("response.output_text.delta")
-        await asyncio.wait_for(fake.left.wait(), 60)
+        await asyncio.wait_for(fake.left.wait(), 300)
 
 
 @EVERY
@@ -255,7 +255,7 @@ async def test_an_answer_that_never_begins_fails(kind: str, monkeypatch: pytest.
         clock = LoopClock(monkeypatch)
         fake.script(Stall())
         await socket.create(**ASK)
-        await asyncio.wait_for(fake.stalled.wait(), 60)
+        await asyncio.wait_for(fake.stalled.wait(), 300)
         clock.advance(601)
         response = (await socket.until("response.failed"))[-1]["response"]
         assert (response["status"], response["error"]["code"]) == ("failed", "server_error")

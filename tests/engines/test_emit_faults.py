@@ -44,7 +44,7 @@ def job_for(engine: Engine) -> Job:
 async def still_works(fake: FakeServer, engine: Engine) -> None:
     """Require that a job that follows is answered: nothing of the one before holds a place."""
     fake.scripts.clear()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         deltas = await deltas_of(engine, job_for(engine))
     assert isinstance(deltas[-1], Finished)
 
@@ -76,7 +76,7 @@ async def test_a_job_ends_as_its_deltas_are_taken(kind: str, way: str, *, is_fir
     async with fake_engine(fake) as engine:
         fake.script(Say(("one", "two")), Stall())
         running = asyncio.create_task(engine.generate(job_for(engine), emit))
-        await asyncio.wait([running], timeout=60)
+        await asyncio.wait([running], timeout=300)
         assert running.done()
         if way in FAILURES:
             assert not running.cancelled()
@@ -105,7 +105,7 @@ async def test_a_job_that_is_asked_to_stop_as_its_text_is_taken_ends_there(
         job.stop.asked = job.stop.asked or any(isinstance(delta, Text) for delta in deltas)
         return wait() if is_slow else None
 
-    async with fake_engine(fake) as engine, asyncio.timeout(60):
+    async with fake_engine(fake) as engine, asyncio.timeout(300):
         fake.script(Say(("one", "two")), Stall())
         job = job_for(engine)
         await engine.generate(job, emit)

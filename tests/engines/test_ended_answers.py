@@ -11,8 +11,8 @@ from slipring.core.generation import Job
 from slipring.core.turn.turn import Turn
 from slipring.engines.chat.answer import ChatAnswer
 from slipring.engines.remote.admission_and_retries import Ticket
-from slipring.engines.remote.answer_reader import AnswerReader
 from slipring.engines.remote.http_connection import Answer, EventStream
+from slipring.engines.remote.streamed_answer import AnswerReader
 from slipring.engines.responses.answer import ResponsesAnswer
 from slipring.engines.tokens.session_server import _SessionExchange
 from slipring.engines.tokens.sessions import Lease
@@ -104,7 +104,7 @@ async def leave_during_an_answer(fake: FakeServer, server: Running) -> None:
     async with server.connect(abandoned=True) as socket:
         await socket.create(**ASK)
         await socket.until("response.output_text.delta")
-    await asyncio.wait_for(fake.left.wait(), 60)
+    await asyncio.wait_for(fake.left.wait(), 300)
 
 
 @EVERY
@@ -127,4 +127,4 @@ async def test_answers_in_sessions() -> None:
                 fake.script(*ending)
                 await socket.response(input="three", previous_response_id=two["id"], store=False)
             await nothing_is_left(server, ending)
-            assert await asyncio.wait_for(fake.closed.get(), 60) == fake.opened[-1]
+            assert await asyncio.wait_for(fake.closed.get(), 300) == fake.opened[-1]

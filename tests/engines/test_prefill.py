@@ -47,7 +47,7 @@ async def stream(
 
 async def prefilled(server: Running) -> None:
     """Wait until no prefill runs."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while tasks := list(server.service.prefills._tasks.values()):
             await asyncio.wait(tasks)
 
@@ -207,13 +207,13 @@ async def test_a_continuation_or_a_disconnect_ends_the_prefill(
             call_id = first["output"][0]["call_id"]
             piece = {"response_id": first["id"], "call_id": call_id, "delta": LOG}
             await socket.send(type="response.tool_output.delta", **piece)
-            await asyncio.wait_for(fake.stalled.wait(), 60)
+            await asyncio.wait_for(fake.stalled.wait(), 300)
             assert not fake.left.is_set()
             if not leaves:
                 fake.script(Say(("fine",)), Stop())
                 asked = {"input": output(call_id, LOG), "previous_response_id": first["id"], "store": False}
                 assert (await socket.response(**asked))["status"] == "completed"
-        await asyncio.wait_for(fake.left.wait(), 60)
+        await asyncio.wait_for(fake.left.wait(), 300)
         await prefilled(server)
 
 
@@ -227,9 +227,9 @@ async def test_a_server_that_stops_ends_its_prefills() -> None:
         fake.script(Stall())
         piece = {"response_id": first["id"], "call_id": first["output"][0]["call_id"], "delta": LOG}
         await socket.send(type="response.tool_output.delta", **piece)
-        await asyncio.wait_for(fake.stalled.wait(), 60)
+        await asyncio.wait_for(fake.stalled.wait(), 300)
         await server.service.prefills.close()
-        await asyncio.wait_for(fake.left.wait(), 60)
+        await asyncio.wait_for(fake.left.wait(), 300)
 
 
 @pytest.mark.parametrize("transport", ["websocket", "http"])

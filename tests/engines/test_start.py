@@ -58,7 +58,7 @@ async def slow_server() -> AsyncIterator[tuple[SlowServer, str]]:
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_start_with_a_slow_server_does_not_block_the_loop(kind: str) -> None:
     """Engine and server share this loop: if the engine blocked it, the server could never answer."""
-    async with slow_server() as (server, url), asyncio.timeout(60):
+    async with slow_server() as (server, url), asyncio.timeout(300):
 
         async def release() -> None:
             await server.is_asked.wait()
@@ -76,7 +76,7 @@ async def test_a_start_with_a_slow_server_does_not_block_the_loop(kind: str) -> 
 
 
 async def test_the_owner_of_a_slow_llama_server_does_not_block_the_loop() -> None:
-    async with slow_server() as (server, url), asyncio.timeout(60):
+    async with slow_server() as (server, url), asyncio.timeout(300):
         owner = open_owner(f"llama:{url}", 2)
         assert owner is not None
         starting = asyncio.create_task(owner.start(lambda: None))

@@ -16,10 +16,12 @@ do does not count.
 """
 
 import asyncio
+import gc
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
@@ -28,8 +30,6 @@ import pytest
 from aiohttp import web
 
 import slipring
-from slipring.server.cluster import store_maintenance
-from slipring.server.process import server
 from tests.engines.fakes.chat import FakeChatServer
 from tests.engines.fakes.server import FakeServer, Say, Stop, in_front_of
 from tests.engines.fakes.vllm import FakeVllm
@@ -83,12 +83,23 @@ def watched(calls: Calls) -> Iterator[None]:
 FAKES: dict[str, Callable[[], FakeServer]] = {"vllm": FakeVllm, "chat": FakeChatServer}
 
 
-@pytest.fixture(autouse=True)
-def nothing_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine a turn may take seconds: what a server does every second is not part of one."""
-    for module in (server, store_maintenance):
-        name = "_TICK_S" if module is server else "_EXCHANGE_INTERVAL_S"
-        monkeypatch.setattr(module, name, 1e6)
+@asynccontextmanager
+async def without_timers(kind: str) -> AsyncIterator[tuple[FakeServer, Socket]]:
+    """A fake server, and a client of the server in front of it.
+
+    On a busy machine a turn may take seconds: what a server does four times a second is not part of one, nor
+    is what the garbage collector calls. The clock of the loop stands still, so that no timer is due."""
+    loop = asyncio.get_running_loop()
+    patch = pytest.MonkeyPatch()
+    patch.setattr(loop, "time", partial(float, loop.time()))
+    gc.disable()
+    try:
+        async with in_front_of(FAKES[kind]()) as (fake, served), served.connect() as socket:
+            yield fake, socket
+            patch.undo()  # what stops has time limits
+    finally:
+        patch.undo()
+        gc.enable()
 
 
 @pytest.fixture(autouse=True)
@@ -114,7 +125,7 @@ async def calls_of_turn(fake: FakeServer, socket: Socket, words: int) -> Calls:
 
 @pytest.mark.parametrize("kind", FAKES)
 async def test_a_token_takes_few_calls_in_few_modules(kind: str) -> None:
-    async with in_front_of(FAKES[kind]()) as (fake, served), served.connect() as socket:
+    async with without_timers(kind) as (fake, socket):
         await socket.response(input="hello")  # everything that is made once has been made
         few, many = [await calls_of_turn(fake, socket, words) for words in (FEW, MANY)]
     count = MANY - FEW
@@ -130,7 +141,7 @@ async def test_a_token_takes_few_calls_in_few_modules(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", FAKES)
 async def test_a_stored_turn_passes_few_modules(kind: str) -> None:
-    async with in_front_of(FAKES[kind]()) as (fake, served), served.connect() as socket:
+    async with without_timers(kind) as (fake, socket):
         turns = []
         response = await socket.response(input="hello", store=True)
         for _ in range(3):

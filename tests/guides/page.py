@@ -1,4 +1,4 @@
-"""Runs the commands of a guide in the order of the page.
+"""Runs the commands of a guide or a recipe in the order of the page.
 
 A page is followed in an empty directory. ``sh`` blocks run in a shell, ``python`` blocks in this process. A
 ``text`` block right after either is what it must print (``…`` matches anything). A ``sh`` block that begins
@@ -10,7 +10,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +18,9 @@ from pathlib import Path
 from tests.free_port import free_port
 from tests.snippets import run_snippet
 
-GUIDES = Path(__file__).parents[2] / "docs" / "guides"
+DOCS = Path(__file__).parents[2] / "docs"
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_PORT = re.compile(r"(?<=127\.0\.0\.1:)\d{4}|(?<=--port )\d{4}")
+_PORT = re.compile(r"(?<=127\.0\.0\.1:)\d{4,5}|(?<=--port )\d{4,5}")
 _TIMEOUT_S = 300.0
 
 
@@ -35,7 +35,8 @@ class Block:
 
 
 def blocks(page: str) -> list[Block]:
-    text = (GUIDES / page).read_text(encoding="utf-8")
+    """The blocks of a page, named by its path below ``docs``."""
+    text = (DOCS / page).read_text(encoding="utf-8")
     found, end = [], 0
     for match in _BLOCK.finditer(text):
         found.append(Block(match.group(1), match.group(2), text[end : match.start()]))
@@ -45,7 +46,7 @@ def blocks(page: str) -> list[Block]:
 
 def ports_of(page: str) -> dict[str, str]:
     """A free port for every port that the page names."""
-    named = _PORT.findall((GUIDES / page).read_text(encoding="utf-8"))
+    named = _PORT.findall((DOCS / page).read_text(encoding="utf-8"))
     return {port: str(free_port()) for port in sorted(set(named))}
 
 
@@ -53,16 +54,22 @@ class Guide:
     """A page that is being followed.
 
     ``replace`` puts the addresses of this run into the page's text; ``programs`` is a directory of commands
-    that the page uses.
+    that the page uses; ``environ`` are variables for them.
     """
 
     def __init__(
-        self, page: str, directory: Path, replace: Callable[[str], str] = str, programs: str = ""
+        self,
+        page: str,
+        directory: Path,
+        replace: Callable[[str], str] = str,
+        programs: str = "",
+        environ: Mapping[str, str] | None = None,
     ) -> None:
         self.page = page
         self.ports = ports_of(page)
         self._directory = directory
         self._replace = replace
+        self._environ = dict(environ or {})
         self._programs = os.pathsep.join(filter(None, (str(Path(sys.executable).parent), programs)))
         self._stack = AsyncExitStack()
 
@@ -106,6 +113,7 @@ class Guide:
             # Its own home: a guide may write settings of programs there.
             env={
                 **environment,
+                **self._environ,
                 "HOME": str(self._directory),
                 "PATH": f"{self._programs}{os.pathsep}{os.environ['PATH']}",
             },

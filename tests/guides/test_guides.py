@@ -12,24 +12,26 @@ from pathlib import Path
 from tests.engines.fakes.server import Say, Stop
 from tests.engines.fakes.tokens import tokenizer_directory
 from tests.engines.fakes.vllm import FakeVllm
-from tests.guides.page import GUIDES, Guide, blocks
+from tests.guides.page import DOCS, Guide, blocks
 from tests.postgres import Postgres
 
 MODEL = "Qwen/Qwen3-8B"
 
 
 def test_every_guide_is_followed_here() -> None:
-    followed = set(re.findall(r'Guide\(\s*"([a-z-]+\.md)"', Path(__file__).read_text(encoding="utf-8")))
-    assert {path.name for path in GUIDES.glob("*.md")} == followed
+    followed = set(
+        re.findall(r'Guide\(\s*"guides/([a-z-]+\.md)"', Path(__file__).read_text(encoding="utf-8"))
+    )
+    assert {path.name for path in (DOCS / "guides").glob("*.md")} == followed
 
 
 async def test_tenants_with_limits(tmp_path: Path) -> None:
-    async with Guide("tenants-with-limits.md", tmp_path) as guide:
+    async with Guide("guides/tenants-with-limits.md", tmp_path) as guide:
         await guide.follow()
 
 
 async def test_slow_turn(tmp_path: Path) -> None:
-    async with Guide("slow-turn.md", tmp_path) as guide:
+    async with Guide("guides/slow-turn.md", tmp_path) as guide:
         await guide.follow()
 
 
@@ -44,7 +46,7 @@ async def test_two_nodes_on_postgresql(tmp_path: Path, postgres: Postgres) -> No
         (extra,) = re.findall(r"\.\[(\w+)\]", command)
         assert extra in importlib.metadata.metadata("slipring").get_all("Provides-Extra", [])
 
-    async with Guide("two-nodes-on-postgresql.md", tmp_path, replace, postgres.programs) as guide:
+    async with Guide("guides/two-nodes-on-postgresql.md", tmp_path, replace, postgres.programs) as guide:
         await guide.follow({"pip": require_extra})
 
 
@@ -61,7 +63,7 @@ async def test_codex_on_vllm(tmp_path: Path) -> None:
     """vLLM is a stand-in that is written from its source. Codex itself is run by ``make clients``."""
     vllm = FakeVllm()
     vllm.model_name = MODEL
-    async with Guide("codex-on-vllm.md", tmp_path) as guide:
+    async with Guide("guides/codex-on-vllm.md", tmp_path) as guide:
         vllm.port = int(guide.ports["8000"])
         await vllm.start()
         vllm.script(Say(("Hello", "!")), Stop())
@@ -81,7 +83,7 @@ async def test_codex_on_vllm(tmp_path: Path) -> None:
             await vllm.close()
     assert ports == {"8000", "9000"}
     (config,) = [
-        tomllib.loads(block.text) for block in blocks("codex-on-vllm.md") if block.language == "toml"
+        tomllib.loads(block.text) for block in blocks("guides/codex-on-vllm.md") if block.language == "toml"
     ]
     assert config["model"] == MODEL
     assert config["model_providers"]["slipring"]["base_url"] == "http://127.0.0.1:9000/v1"
@@ -107,7 +109,7 @@ async def test_claude_code_on_vllm(tmp_path: Path) -> None:
     (programs / "claude").chmod(0o755)
     vllm = FakeVllm()
     vllm.model_name = MODEL
-    async with Guide("claude-code.md", tmp_path, programs=str(programs)) as guide:
+    async with Guide("guides/claude-code.md", tmp_path, programs=str(programs)) as guide:
         vllm.port = int(guide.ports["8000"])
         await vllm.start()
         vllm.script(Say(("Hello", "!")), Stop())
@@ -123,7 +125,9 @@ async def test_claude_code_on_vllm(tmp_path: Path) -> None:
     hello, *variables = printed.splitlines()
     assert hello == "Hello!"
     (shown,) = [
-        guide.local(block.text) for block in blocks("claude-code.md") if "ANTHROPIC_MODEL=" in block.text
+        guide.local(block.text)
+        for block in blocks("guides/claude-code.md")
+        if "ANTHROPIC_MODEL=" in block.text
     ]
     # The stand-in does not say how long a context may be.
     described = [line for line in shown.splitlines() if "MAX_CONTEXT_TOKENS" not in line]

@@ -108,7 +108,7 @@ async def pair(
         yield nodes[0], nodes[1]
 
 
-async def until(holds: Callable[[], bool], within_s: float = 30.0) -> None:
+async def until(holds: Callable[[], bool], within_s: float = 300) -> None:
     """Poll: another node cannot set an event here."""
     async with asyncio.timeout(within_s):
         while not holds():  # noqa: ASYNC110

@@ -39,7 +39,7 @@ class Client(ABC):
     async def run(self, stopped: asyncio.Event) -> None:
         while not stopped.is_set():
             text = f"turn {len(self.answers)}"
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(300):
                 self.answers.append(await self._until_answered(text))
         await self.close()
 
@@ -246,13 +246,13 @@ async def stop_during_a_turn(node: Process, http: aiohttp.ClientSession) -> None
     """Send SIGTERM to a node during a turn: the turn completes, then the socket is closed with 1001."""
     ws = await http.ws_connect(f"{node.url}/responses")
     await ws.send_json({"type": "response.create", "input": "before the signal"})
-    assert (await ws.receive_json(timeout=60))["type"] == "response.created"
+    assert (await ws.receive_json(timeout=300))["type"] == "response.created"
     stopped = asyncio.create_task(node.stop(signal.SIGTERM))
     kinds = []
     while not kinds or kinds[-1] != "error":
-        kinds.append((await ws.receive_json(timeout=60))["type"])
+        kinds.append((await ws.receive_json(timeout=300))["type"])
     assert kinds[-2:] == ["response.completed", "error"]
-    await ws.receive(timeout=60)
+    await ws.receive(timeout=300)
     assert ws.close_code == 1001
     assert await stopped == 0
 

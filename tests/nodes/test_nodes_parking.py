@@ -145,7 +145,7 @@ async def unstored_response(ws: aiohttp.ClientWebSocketResponse, previous: str |
     create = {"type": "response.create", "input": "x", "store": False, "previous_response_id": previous}
     await ws.send_json(create)
     while True:
-        event = await ws.receive_json(timeout=60)
+        event = await ws.receive_json(timeout=300)
         if event["type"] in ("error", "response.failed"):
             raise TurnFailed(event)
         if event["type"] == "response.completed":

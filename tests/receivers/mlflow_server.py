@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from tests.free_port import free_port
 
-PATIENCE_S = 100.0
+PATIENCE_S = 300.0
 """A first start imports hundreds of modules and creates a database."""
 
 

@@ -58,7 +58,7 @@ async def routed(router: Router, *urls: str) -> AsyncIterator[str]:
     )
     url = f"http://127.0.0.1:{port}"
     try:
-        async with asyncio.timeout(120), aiohttp.ClientSession() as http:
+        async with asyncio.timeout(300), aiohttp.ClientSession() as http:
             while not await has_workers(http, url, urls):
                 assert process.returncode is None, "the router has ended"
                 await asyncio.sleep(0.2)
@@ -67,7 +67,7 @@ async def routed(router: Router, *urls: str) -> AsyncIterator[str]:
         if process.returncode is None:
             os.killpg(process.pid, signal.SIGTERM)
         try:
-            await asyncio.wait_for(process.wait(), 60)
+            await asyncio.wait_for(process.wait(), 300)
         except TimeoutError:
             os.killpg(process.pid, signal.SIGKILL)
             await process.wait()

@@ -125,7 +125,7 @@ class Clients:
             for frame in frames:
                 await ws.send_str(frame if isinstance(frame, str) else json.dumps(frame))
                 while True:
-                    message = await ws.receive(timeout=60)
+                    message = await ws.receive(timeout=300)
                     if message.type is not aiohttp.WSMsgType.TEXT:
                         return
                     self.answers += message.data.encode()
@@ -229,7 +229,7 @@ class Live:
                     began.set()
 
         task = asyncio.create_task(read())
-        await asyncio.wait_for(began.wait(), 60)
+        await asyncio.wait_for(began.wait(), 300)
         try:
             yield
         finally:

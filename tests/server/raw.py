@@ -120,7 +120,7 @@ class RawSocket:
     async def receive(self) -> bytes:
         """The next bytes; empty at the end of the connection."""
         try:
-            return await asyncio.wait_for(self._loop.sock_recv(self._sock, 2**20), 60)
+            return await asyncio.wait_for(self._loop.sock_recv(self._sock, 2**20), 300)
         except ConnectionResetError:
             return b""
 
@@ -193,11 +193,11 @@ def connection_of(server: Running) -> WebSocketConnection:
 
 async def gone(server: Running) -> None:
     """Wait until no client is being served."""
-    await asyncio.wait_for(server.service.wait_until_idle(), 60)
+    await asyncio.wait_for(server.service.wait_until_idle(), 300)
 
 
 async def until(holds: Callable[[], bool]) -> None:
     """Let the loop run until a condition holds."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while not holds():  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0)

@@ -287,7 +287,7 @@ async def test_a_compaction_leaves_a_line_for_each_picture() -> None:
         assert [each.width for item in performance.job.input for each in pictures(item)] == [400]
         performance.say("It was a cat.")
         performance.finish()
-        status, window = await asyncio.wait_for(compacting, 60)
+        status, window = await asyncio.wait_for(compacting, 300)
         assert status == 200
         await socket.create(input=[*window["output"], asked("so?")], store=False)
         performance = await engine.next()

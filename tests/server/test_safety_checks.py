@@ -60,10 +60,10 @@ async def test_deltas_wait_for_the_input_check_which_runs_beside_the_engine() ->
     async with serve(engine, checks=(entry(subjects=("message",)),)) as server, server.connect() as socket:
         await socket.create(input="hello", stream_options={"include_obfuscation": True})
         performance = await engine.next()
-        await asyncio.wait_for(check.asked.wait(), 60)
+        await asyncio.wait_for(check.asked.wait(), 300)
         performance.say("one", "two")
-        await asyncio.wait_for(performance.pulled.acquire(), 60)
-        await asyncio.wait_for(performance.pulled.acquire(), 60)
+        await asyncio.wait_for(performance.pulled.acquire(), 300)
+        await asyncio.wait_for(performance.pulled.acquire(), 300)
         assert types(await socket.until("response.in_progress")) == ["created", "in_progress"]
         check.may_answer.set()
         events = await socket.until("response.output_text.delta")
@@ -93,7 +93,7 @@ async def test_blocked_input_stops_the_engine_and_the_next_message_goes_on(accep
         (*_, last) = await socket.until(*TERMINAL, "error")
         error = last["response"]["error"] if accepts else last["error"]
         assert error["code"] == "invalid_prompt"
-        await asyncio.wait_for(performance.stopped.wait(), 60)
+        await asyncio.wait_for(performance.stopped.wait(), 300)
         await socket.create(input="sorry", store=False, previous_response_id=first["response"]["id"])
         performance = await engine.next()
         performance.say("ok")
@@ -226,11 +226,11 @@ async def test_a_full_gate_stops_pulling_the_engine() -> None:
         performance.emit(Text(long))
         performance.emit(Text("more. "))
         performance.finish()
-        await asyncio.wait_for(check.asked.wait(), 60)
+        await asyncio.wait_for(check.asked.wait(), 300)
         for _ in range(3):  # until the second text was asked for, and not further
             if performance.cues.qsize() == 1:
                 break
-            await asyncio.wait_for(performance.pulled.acquire(), 60)
+            await asyncio.wait_for(performance.pulled.acquire(), 300)
         assert performance.cues.qsize() >= 1
         check.may_answer.set()
         (*_, last) = await socket.until(*TERMINAL)
@@ -275,7 +275,7 @@ async def test_a_function_that_hangs_for_one_tenant_answers_the_others() -> None
         ]
         try:
             for _ in range(2):
-                assert await asyncio.to_thread(check.begun.acquire, timeout=60)
+                assert await asyncio.to_thread(check.begun.acquire, timeout=300)
             for text, expected in (("good", "completed"), ("bad", "failed"), ("good", "completed")):
                 events = await server.stream(key=keys["two"], input=text, store=False)
                 assert events[-1]["response"]["status"] == expected
@@ -292,8 +292,8 @@ async def test_a_client_that_leaves_ends_the_inspection() -> None:
         async with server.connect(abandoned=True) as socket:
             await socket.create(input="hello", store=False)
             performance = await engine.next()
-            await asyncio.wait_for(check.asked.wait(), 60)
-        await asyncio.wait_for(performance.stopped.wait(), 60)
+            await asyncio.wait_for(check.asked.wait(), 300)
+        await asyncio.wait_for(performance.stopped.wait(), 300)
 
 
 async def test_an_audit_outlives_its_request_and_a_restart(tmp_path: Path) -> None:
@@ -323,7 +323,7 @@ async def test_a_server_that_stops_waits_for_audits(tmp_path: Path, monkeypatch:
     checks = (entry(mode="audit", subjects=("message",)),)
     async with serve(checks=checks, store=store) as server:
         _, first = await server.post(input="bad")
-        await asyncio.wait_for(check.asked.wait(), 60)
+        await asyncio.wait_for(check.asked.wait(), 300)
         service = server.service
         wait = service.audits.wait
 
@@ -343,7 +343,7 @@ async def test_audits_that_do_not_end_within_the_drain_are_counted(caplog: Any) 
     check.may_answer.clear()
     async with serve(checks=(entry(mode="audit", subjects=("message",)),)) as server:
         await server.post(input="bad")
-        await asyncio.wait_for(check.asked.wait(), 60)
+        await asyncio.wait_for(check.asked.wait(), 300)
         service = server.service
         server.server.stop_request.immediate.set()
     assert service.audits.lost == 1

@@ -19,7 +19,12 @@ async def test_keys_are_created_found_listed_and_revoked(store: Store) -> None:
         "k1", created_at=5, name="späť", models=("a", "b"), requests_per_minute=3, tokens_per_day=10**12
     )
     early = key(
-        "k2", tenant="u", created_at=2, mcp_servers=("weather",), mcp_tools=("weather.now", "time.utc")
+        "k2",
+        tenant="u",
+        created_at=2,
+        images_per_minute=7,
+        mcp_servers=("weather",),
+        mcp_tools=("weather.now", "time.utc"),
     )
     barred = key("k0", created_at=1, mcp_servers=())
     for each in (late, early, barred):
@@ -47,10 +52,10 @@ async def test_keys_are_created_found_listed_and_revoked(store: Store) -> None:
 async def test_usage_adds_up_within_a_window(store: Store) -> None:
     spend = store.keys.spend
     assert await spend([], expires_at=10) == []
-    minute, day = Usage("k", "minute:1", 1, 20), Usage("k", "day:1", 2, 30)
+    minute, day = Usage("k", "minute:1", 1, 20, 3), Usage("k", "day:1", 2, 30)
     assert await spend([minute, day], expires_at=10) == [minute, day]
     assert await spend([minute, day, Usage("j", "day:1")], expires_at=10.5) == [
-        Usage("k", "minute:1", 2, 40),
+        Usage("k", "minute:1", 2, 40, 6),
         Usage("k", "day:1", 4, 60),
         Usage("j", "day:1", 0, 0),
     ]

@@ -66,7 +66,7 @@ class Model:
             await store.prune(0, limit=1 + choice)
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(operations=OPERATIONS)
 async def test_the_store_behaves_like_the_model(
     location: StoreLocation, operations: list[tuple[str, int, int]]

@@ -77,7 +77,7 @@ async def socket_turn(ws: aiohttp.ClientWebSocketResponse, **fields: Any) -> Jso
     """Make a turn over a socket; return its response."""
     await ws.send_json({"type": "response.create", **fields})
     while True:
-        event = await ws.receive_json(timeout=60)
+        event = await ws.receive_json(timeout=300)
         assert event["type"] not in ("error", "response.failed"), event
         if event["type"] == "response.completed":
             response: Json = event["response"]

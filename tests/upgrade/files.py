@@ -13,7 +13,7 @@ from tests.upgrade.previous import THIS
 
 _SLOW = ("--engine", "simulated:tokens_per_s=5,output_tokens=10000")
 _LEASE = ("--run-lease-s", "0.6")
-_PATIENCE_S = 30.0
+_PATIENCE_S = 300.0
 _FIRST_THAT_ASKS = 4
 """The schema with which sliprings began to ask the tables whether they may use them."""
 

@@ -14,7 +14,7 @@ import apsw
 from aiohttp import web
 
 from slipring.server.cluster.peers import PATH, SIGNATURE, Peers
-from slipring.stores.cluster import Cluster, Node
+from slipring.stores.nodes import Cluster, Node
 from tests.commands.test_cli import launched
 from tests.nodes.pairs import node_of
 from tests.nodes.test_nodes_parking import reset
@@ -95,7 +95,7 @@ async def _record_question(client: Client, path: Path) -> Json:
     announce(path, Node(ASKED_NODE, f"http://{host}:{port}", time.time()))
     async with client.socket() as ws:
         await ws.send_json({"type": "response.create", "input": "x", "previous_response_id": _ASKED})
-        event = await ws.receive_json(timeout=60)
+        event = await ws.receive_json(timeout=300)
     assert event["error"]["code"] == "previous_response_not_found"
     await runner.cleanup()
     (question,) = asked

@@ -29,7 +29,7 @@ Report = Callable[[str], None]
 _ENGINE = "simulated:tokens_per_s=500,output_tokens=40,tool_calls=1,digest=true"
 _CHAINS = 4
 """Parked chains that move in each direction at once."""
-_PATIENCE_S = 60.0
+_PATIENCE_S = 300.0
 """Half of the time for which chains are parked."""
 _QUESTION = "What did we speak about?"
 

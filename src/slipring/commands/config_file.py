@@ -35,6 +35,13 @@ def run(arguments: argparse.Namespace, config: Config | None) -> int:
     if config is None:
         print_encoded(msgspec.json.format(msgspec.json.encode(schema())) + b"\n")
         return 0
+    print(f"ok: {check_settings(config)}")
+    return 0
+
+
+def check_settings(config: Config) -> str:
+    """Open what the settings name, without starting or fetching anything. Returns what was found, in words.
+    Raises ``StartupError``."""
     # Constructors do no network I/O, and refuse what cannot work.
     from slipring.server.process.server import Server
 
@@ -45,18 +52,20 @@ def run(arguments: argparse.Namespace, config: Config | None) -> int:
     given = [f"{len(config.models)} models"] if config.models else []
     given += [f"{len(config.mcp)} MCP servers"] if config.mcp else []
     given += [f"{len(config.checks)} checks"] if config.checks else []
-    given += ["a server fetches what the hub has; 'slipring doctor' opens that too"] if fetched else []
-    print(f"ok: engine {'; '.join([engines, *given])}")
-    return 0
+    given += ["a server fetches what the hub has; 'slipring doctor' says how much"] if fetched else []
+    return f"engine {'; '.join([engines, *given])}"
 
 
 def _without_hub(config: Config) -> tuple[Config, list[str]]:
-    """The settings with a stand-in for each engine that a server fetches from the hub, and those engines.
-    Raises ``StartupError``."""
-    from slipring.engines.hub.named_models import full_name, model_of_flag, uses_hub
+    """The settings with a stand-in for each model that a server fetches from the hub, whose options are
+    checked here, and the engines of these models. Raises ``StartupError``."""
+    from slipring.engines.catalog import check_options
+    from slipring.engines.hub.model_names import full_name, model_of_flag, names_hub_model
 
     specs = [entry.engine for entry in config.models] or [model_of_flag(config.engine, config.model)[0]]
-    fetched = [spec for spec in dict.fromkeys(specs) if uses_hub(spec)]
+    fetched = [spec for spec in dict.fromkeys(specs) if names_hub_model(spec)]
+    for spec in fetched:
+        check_options(full_name(spec))
     opened = [_STAND_IN if spec in fetched else full_name(spec) for spec in specs]
     if not config.models:
         return replace(config, engine=opened[0]), fetched

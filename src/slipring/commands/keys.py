@@ -18,13 +18,23 @@ from slipring.base.standard_streams import print_encoded
 from slipring.config import settings
 from slipring.config.settings import Config, ConfigError
 from slipring.protocol import wire
-from slipring.stores.catalog import open_store
 from slipring.stores.key_token import Token
 from slipring.stores.keys import Key
-from slipring.stores.store import Store
+from slipring.stores.store import Store, open_store
 
 NOT_REVOKED = 1
-_COLUMNS = ("ID", "TENANT", "NAME", "MODELS", "MCP", "REQUESTS/MIN", "TOKENS/DAY", "CREATED", "REVOKED")
+_COLUMNS = (
+    "ID",
+    "TENANT",
+    "NAME",
+    "MODELS",
+    "MCP",
+    "REQUESTS/MIN",
+    "TOKENS/DAY",
+    "IMAGES/MIN",
+    "CREATED",
+    "REVOKED",
+)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -56,6 +66,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         type=_quota,
         metavar="N",
         help="maximum number of tokens in a day, input and output",
+    )
+    create.add_argument(
+        "--images-per-minute",
+        type=_quota,
+        metavar="N",
+        help="maximum number of images that models are shown in a minute",
     )
     servers = create.add_mutually_exclusive_group()
     servers.add_argument("--no-mcp", action="store_true", help="the key may use no MCP server at all")
@@ -157,6 +173,7 @@ async def _create(store: Store, arguments: argparse.Namespace) -> int:
         models=tuple(dict.fromkeys(arguments.permitted)),
         requests_per_minute=arguments.requests_per_minute,
         tokens_per_day=arguments.tokens_per_day,
+        images_per_minute=arguments.images_per_minute,
         mcp_servers=_servers(arguments),
         mcp_tools=tuple(dict.fromkeys(arguments.mcp_tool)),
     )
@@ -211,6 +228,7 @@ def _public_fields(key: Key) -> dict[str, Any]:
         "mcp_tools": key.mcp_tools,
         "requests_per_minute": key.requests_per_minute,
         "tokens_per_day": key.tokens_per_day,
+        "images_per_minute": key.images_per_minute,
         "created_at": key.created_at,
         "revoked_at": key.revoked_at,
     }
@@ -225,6 +243,7 @@ def _row(key: Key) -> Sequence[str]:
         "none" if key.mcp_servers == () else ", ".join((*(key.mcp_servers or ()), *key.mcp_tools)) or "all",
         _or_dash(key.requests_per_minute),
         _or_dash(key.tokens_per_day),
+        _or_dash(key.images_per_minute),
         _date(key.created_at),
         _date(key.revoked_at),
     )

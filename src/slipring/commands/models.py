@@ -6,10 +6,12 @@ from datetime import UTC, datetime
 import msgspec
 
 from slipring.base.standard_streams import print_encoded
+from slipring.engines.hub.fitting_context import available_memory
 from slipring.engines.hub.gguf_variants import gigabytes
-from slipring.engines.hub.memory_fit import available_memory
 from slipring.engines.hub.model_hub import HeldModel, ModelHub
 
+_EXAMPLE = "Qwen/Qwen3-4B-GGUF"
+_EXAMPLE_SIZE = "2.5 GB"
 _COLUMNS = ("MODEL", "SIZE", "LAST USED")
 
 
@@ -23,14 +25,23 @@ def list_models(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_encoded(msgspec.json.format(msgspec.json.encode(held)))
         return 0
+    if not held:
+        print(
+            f"No models of the hub are on this machine{_available()}. 'slipring serve --model"
+            f" {_EXAMPLE}' fetches one ({_EXAMPLE_SIZE}); docs/local-models.md names models for agents."
+        )
+        return 0
     rows = [_COLUMNS, *map(_row, held)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     print("\n".join(line.rstrip() for line in lines))
-    memory = available_memory()
-    if memory is not None:
-        print(f"\n{gigabytes(memory)} of memory are available. 'slipring serve --model MODEL' serves one.")
+    print(f"\n'slipring serve --model MODEL' serves one{_available()}.")
     return 0
+
+
+def _available() -> str:
+    memory = available_memory()
+    return "" if memory is None else f"; {gigabytes(memory)} of memory are available"
 
 
 def _row(model: HeldModel) -> tuple[str, str, str]:

@@ -22,7 +22,7 @@ from slipring.base.standard_streams import discard_output
 from slipring.commands.client_environment import DEFAULT_URL, named_url
 from slipring.config.settings import Config
 from slipring.engines.hub.model_hub import ModelHub
-from slipring.engines.hub.named_models import model_of_flag, opened_name
+from slipring.engines.hub.model_names import model_of_flag, opened_name
 from slipring.server.process.runtime import loop_factory, set_up_logging
 from slipring.server.process.shutdown import IGNORED_SIGNALS, block_stop_signals, ignore
 from slipring.server.process.supervisor import Supervisor, engine_names, refuse_private_store
@@ -44,7 +44,7 @@ def serve(config: Config) -> int:
     _warn_of_ignored(config)
     if config.workers > 1:
         refuse_private_store(config)
-    # The hub's client removes what it has not finished.
+    # What was fetched until then is kept, and the next start goes on from there.
     with interruptible(by_termination=True):
         config = _with_opened_names(config)
     if config.workers > 1:
@@ -76,12 +76,22 @@ def _warn_of_ignored(config: Config) -> None:
 def _with_opened_names(config: Config) -> Config:
     """Fetch the models that the hub has, and put their paths in place of their names. Raises
     ``StartupError``."""
-    hub = ModelHub()
+    hub = ModelHub(before_download=lambda: refuse_early(config))
     entries = tuple(replace(each, engine=opened_name(each.engine, hub)) for each in config.models)
     if entries:
         return replace(config, models=entries)
     engine, names = model_of_flag(config.engine, config.model)
     return replace(config, engine=opened_name(engine, hub), model=names)
+
+
+def refuse_early(config: Config) -> None:
+    """Raise ``StartupError`` for what would keep the server from starting, before gigabytes are fetched: a
+    port in use, missing keys, a store or a setting that cannot be used."""
+    from slipring.commands.config_file import check_settings
+    from slipring.commands.doctor.checks import require_start
+
+    check_settings(config)
+    require_start(config)
 
 
 async def _serve(server: "Server") -> None:

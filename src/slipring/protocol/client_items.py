@@ -255,10 +255,13 @@ class ComputerCall(Struct):
         return wire.encode({"actions": self.actions or []}).decode()
 
 
+ImageDetail = Literal["auto", "low", "high", "original"]
+
+
 class Screenshot(Struct, tag_field="type", tag="computer_screenshot"):
     image_url: str | None = None
     file_id: str | None = None
-    detail: str | None = None
+    detail: ImageDetail | None = None
 
     def __post_init__(self) -> None:
         if self.image_url is None and self.file_id is None:

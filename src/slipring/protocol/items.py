@@ -22,13 +22,21 @@ from slipring.protocol.client_items import (
     CallId,
     ComputerCall,
     ComputerCallOutput,
+    ImageDetail,
     LocalShellCall,
     LocalShellCallOutput,
     ShellCall,
     ShellCallOutput,
 )
-from slipring.protocol.hosted.builtin_items import CodeInterpreterCall, FileSearchCall, WebSearchCall
-from slipring.protocol.hosted.mcp_items import McpApprovalRequest, McpApprovalResponse, McpCall, McpListTools
+from slipring.protocol.hosted.hosted_items import (
+    CodeInterpreterCall,
+    FileSearchCall,
+    McpApprovalRequest,
+    McpApprovalResponse,
+    McpCall,
+    McpListTools,
+    WebSearchCall,
+)
 
 F = TypeVar("F")
 Role = Literal["user", "assistant", "system", "developer"]
@@ -60,6 +68,9 @@ CALL_OF_OUTPUT = {
 """Item types with which a client answers a call, and the type of the call."""
 
 
+FileDetail = Literal["auto", "low", "high"]
+
+
 class InputText(Struct, tag_field="type", tag="input_text"):
     text: str
 
@@ -67,7 +78,7 @@ class InputText(Struct, tag_field="type", tag="input_text"):
 class InputImage(Struct, tag_field="type", tag="input_image"):
     image_url: str | None = None
     file_id: str | None = None
-    detail: str | None = None
+    detail: ImageDetail | None = None
 
 
 class InputFile(Struct, tag_field="type", tag="input_file"):
@@ -75,6 +86,7 @@ class InputFile(Struct, tag_field="type", tag="input_file"):
     file_url: str | None = None
     file_data: str | None = None
     filename: str | None = None
+    detail: FileDetail | None = None
 
 
 class OutputText(Struct, tag_field="type", tag="output_text"):

@@ -57,7 +57,8 @@ from slipring.core.turn.turn import Joined, Turn
 from slipring.engines.constraints import custom_inputs, stop_sequences
 from slipring.protocol.events import Event
 from slipring.protocol.items import Item, with_id
-from slipring.server import inspections, padding
+from slipring.protocol.pictures.item_pictures import image_count
+from slipring.server import inspection_runner, padding
 from slipring.server.access.auth import Caller
 from slipring.server.clock import now, unix_time
 from slipring.server.cluster.state_lookup import States
@@ -400,7 +401,9 @@ class Driver:
 
     async def _inspect(self, inspect: Inspect) -> None:
         """Have safety checks inspect texts, and tell the session what they say."""
-        verdicts = await inspections.inspect(self.service.inspector, inspect.inspection, self.session.tenant)
+        verdicts = await inspection_runner.inspect(
+            self.service.inspector, inspect.inspection, self.session.tenant
+        )
         send = self._send_of(inspect.turn)
         for action in self.session.turns.inspected(inspect, verdicts, now()):
             if isinstance(action, Send):
@@ -484,6 +487,7 @@ class Driver:
     async def _generate(self, work: Generate) -> None:
         job = work.job
         self._require_allowed(job)
+        await self._admit_images(work)
         engine = self.service.catalog.engine_of(job.model)
         await self.service.prefills.end_for(job)
         emit = self._emitter(work)
@@ -492,6 +496,14 @@ class Driver:
         if job.offer.tools:
             emit = custom_inputs.checked(engine.compiler, job, emit)
         await engine.generate(job, emit)
+
+    async def _admit_images(self, work: Generate) -> None:
+        """Count the images that are new in a job towards the quota. A turn that has begun is not refused."""
+        key = self.caller.key
+        if key is None or key.images_per_minute is None:
+            return
+        if images := sum(map(image_count, work.job.input)):
+            await self.service.quotas.admit_images(key, images, refuses=not work.turn.progress.has_begun)
 
     def _emitter(self, work: Generate) -> Emit:
         """What takes the deltas of a turn's job: their events are delivered to its client."""

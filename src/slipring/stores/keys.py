@@ -22,6 +22,7 @@ class Key(Struct, frozen=True):
     """The models that the key may use; empty: all."""
     requests_per_minute: int | None = None
     tokens_per_day: int | None = None
+    images_per_minute: int | None = None
     mcp_servers: tuple[str, ...] | None = None
     """The registered MCP servers that the key may use, by name; None: all, and what ``mcp_urls`` allows."""
     mcp_tools: tuple[str, ...] = ()
@@ -35,7 +36,7 @@ class Key(Struct, frozen=True):
 
 
 class Usage(Struct, frozen=True):
-    """The requests and tokens of one key in one time window."""
+    """The requests, tokens and images of one key in one time window."""
 
     key_id: str
     window: str
@@ -43,31 +44,36 @@ class Usage(Struct, frozen=True):
     it."""
     requests: int = 0
     tokens: int = 0
+    images: int = 0
 
 
 _COLUMNS = (
     "id, tenant, digest, created_at, name, models, requests_per_minute, tokens_per_day,"
-    " mcp_servers, mcp_tools, revoked_at"
+    " images_per_minute, mcp_servers, mcp_tools, revoked_at"
 )
-_CREATE = f"INSERT INTO slipring_keys ({_COLUMNS}) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)"
+_PLACES = ", ".join(f"${number}" for number in range(1, _COLUMNS.count(",") + 2))
+_CREATE = f"INSERT INTO slipring_keys ({_COLUMNS}) VALUES ({_PLACES})"
 _FIND = f"SELECT {_COLUMNS} FROM slipring_keys WHERE id = $1"
 _LIST = f"SELECT {_COLUMNS} FROM slipring_keys ORDER BY created_at, id"
 _REVOKE = "UPDATE slipring_keys SET revoked_at = $2 WHERE id = $1 AND revoked_at IS NULL RETURNING id"
 _EXIST = "SELECT 1 FROM slipring_keys LIMIT 1"
 _SPEND = """
-INSERT INTO slipring_usage (key_id, period, requests, tokens, expires_at) VALUES ($1, $2, $3, $4, $5)
+INSERT INTO slipring_usage (key_id, period, requests, tokens, images, expires_at)
+VALUES ($1, $2, $3, $4, $5, $6)
 ON CONFLICT (key_id, period) DO UPDATE SET
     requests = slipring_usage.requests + excluded.requests,
     tokens = slipring_usage.tokens + excluded.tokens,
+    images = slipring_usage.images + excluded.images,
     expires_at = excluded.expires_at
-RETURNING requests, tokens
+RETURNING requests, tokens, images
 """
 
 _names = msgspec.json.Decoder(tuple[str, ...])
 
 
 def _key(row: Row) -> Key:
-    key_id, tenant, digest, created_at, name, models, per_minute, per_day, servers, tools, revoked_at = row
+    key_id, tenant, digest, created_at, name, models, *limits, servers, tools, revoked_at = row
+    requests, tokens, images = limits
     return Key(
         id=key_id,
         tenant=tenant,
@@ -75,8 +81,9 @@ def _key(row: Row) -> Key:
         created_at=created_at,
         name=name,
         models=_names.decode(models),
-        requests_per_minute=per_minute,
-        tokens_per_day=per_day,
+        requests_per_minute=requests,
+        tokens_per_day=tokens,
+        images_per_minute=images,
         mcp_servers=_names.decode(servers) if servers is not None else None,
         mcp_tools=_names.decode(tools) if tools is not None else (),
         revoked_at=revoked_at,
@@ -94,6 +101,7 @@ class Keys:
         limits = (
             key.requests_per_minute,
             key.tokens_per_day,
+            key.images_per_minute,
             wire.encode(key.mcp_servers) if key.mcp_servers is not None else None,
             wire.encode(key.mcp_tools) if key.mcp_tools else None,
         )
@@ -121,9 +129,9 @@ class Keys:
         written = await self._database.write(*(_spend(spent[index], expires_at) for index in order))
         totals = dict(zip(order, written, strict=True))
         return [
-            Usage(key_id=each.key_id, window=each.window, requests=requests, tokens=tokens)
+            Usage(each.key_id, each.window, *total)
             for index, each in enumerate(spent)
-            for requests, tokens in totals[index]
+            for total in totals[index]
         ]
 
     async def list(self) -> list[Key]:
@@ -132,4 +140,5 @@ class Keys:
 
 
 def _spend(spent: Usage, expires_at: float) -> Statement:
-    return Statement(_SPEND, (spent.key_id, spent.window, spent.requests, spent.tokens, float(expires_at)))
+    amounts = (spent.requests, spent.tokens, spent.images)
+    return Statement(_SPEND, (spent.key_id, spent.window, *amounts, float(expires_at)))

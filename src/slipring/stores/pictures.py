@@ -87,7 +87,10 @@ class Detached:
 def _spans(item: Item) -> tuple[tuple[int, int, bytes], ...]:
     """Where the data of pictures stands in the JSON of an item, and the digest of each."""
     raw, found, end = item.raw, [], 0
-    while len(raw) - end >= _LEAST_BYTES and (start := raw.find(_START, end)) >= 0:
+    if len(raw) < _LEAST_BYTES:
+        return ()
+    lowered = raw.lower()  # URLs may have capitals; many times faster than a search for either
+    while len(raw) - end >= _LEAST_BYTES and (start := lowered.find(_START, end)) >= 0:
         start += len(_START)
         data = _DATA.match(raw, start)
         end = data.end() if data is not None else start

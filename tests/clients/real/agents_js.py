@@ -2,7 +2,17 @@
 
 from tests.clients.real.client import Client
 from tests.clients.real.disturbances import Cutting
-from tests.clients.real.stage import LLAMA, LLAMA_MODEL, Answer, Stage, call, hosted_call, say
+from tests.clients.real.stage import (
+    LLAMA,
+    LLAMA_MODEL,
+    LOOKS,
+    Answer,
+    Stage,
+    call,
+    hosted_call,
+    say,
+    shown_images,
+)
 
 agents_js = Client("agents-js", "@openai/agents (JS)")
 
@@ -99,6 +109,26 @@ async def _(stage: Stage) -> None:
         ended = await stage.node("agents-js", _DRIVER, relay.url, "streamed", "http")
     assert ended.result == {"text": "Sunny.", "final": "Sunny.", "calls": 2}
     assert len(relay.exchanges) == 3
+
+
+async def _show(stage: Stage, transport: str) -> None:
+    (sent, sent_url), (returned, returned_url) = stage.pictures(2)
+    async with stage.serve_seeing(*LOOKS) as (relay, fake):
+        ended = await stage.node(
+            *("agents-js", _DRIVER, relay.url, "pictures", transport), str(sent), str(returned)
+        )
+    assert ended.result == {"text": "They differ."}
+    assert shown_images(fake) == [sent_url, returned_url]
+
+
+@agents_js.check("WebSocket", "an image in a message, and one that a tool returns")
+async def _(stage: Stage) -> None:
+    await _show(stage, "websocket")
+
+
+@agents_js.check("HTTP", "an image in a message, and one that a tool returns")
+async def _(stage: Stage) -> None:
+    await _show(stage, "http")
 
 
 _HOSTED: list[Answer] = [[hosted_call("add", a=1, b=2)], [say("It is 3.")]]

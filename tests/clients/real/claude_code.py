@@ -10,8 +10,7 @@ from typing import Any
 from slipring.prompts.parsing.call_writer import Call as WrittenCall
 from tests.clients.family_server import MOVING, family_server, require_appended
 from tests.clients.real.client import Client
-from tests.clients.real.stage import Answer, Ended, Stage, call, say, tool_results
-from tests.engines.fakes.chat import FakeChatServer
+from tests.clients.real.stage import Answer, Ended, Stage, call, say, shown_images, tool_results
 from tests.engines.fakes.families import Answer as FamilyAnswer
 from tests.engines.fakes.server import Call, Say, Stop
 from tests.prompts.templates.family_templates import NAMES
@@ -150,16 +149,10 @@ async def _(stage: Stage) -> None:
 @claude_code.check("SSE", "an image that it reads arrives at a model that sees")
 async def _(stage: Stage) -> None:
     (stage.directory / "dot.png").write_bytes(base64.b64decode(_PIXEL))
-    fake = FakeChatServer()
-    fake.script(Call("Read", json.dumps({"file_path": str(stage.directory / "dot.png")})), Stop("tool_calls"))
-    fake.script(Say(("It", " is red.")), Stop())
-    await fake.start()
-    try:
-        engine = f"chat:{fake.url},model=simulated,images=true"
-        async with stage.serve(engine=engine) as relay:
-            _require(await _ask(stage, relay, "-p", "What is on dot.png?"), "It is red.")
-    finally:
-        await fake.close()
+    read = Call("Read", json.dumps({"file_path": str(stage.directory / "dot.png")}))
+    answers = ((read, Stop("tool_calls")), (Say(("It", " is red.")), Stop()))
+    async with stage.serve_seeing(*answers) as (relay, fake):
+        _require(await _ask(stage, relay, "-p", "What is on dot.png?"), "It is red.")
     (sent,) = [
         block["source"]["data"]
         for message in _turns(relay)[-1].body["messages"]
@@ -168,14 +161,7 @@ async def _(stage: Stage) -> None:
         for block in result["content"]
         if block["type"] == "image"
     ]
-    shown = [
-        part["image_url"]["url"]
-        for message in fake.requests[-1]["messages"]
-        if isinstance(message["content"], list)
-        for part in message["content"]
-        if part["type"] == "image_url"
-    ]
-    assert shown == [f"data:image/png;base64,{sent}"]
+    assert shown_images(fake) == [f"data:image/png;base64,{sent}"]
 
 
 @claude_code.check("SSE", "/compact")

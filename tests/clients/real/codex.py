@@ -12,8 +12,19 @@ from slipring.prompts.parsing.call_writer import Call
 from tests.clients.family_server import ASKED_TO_THINK, MOVING, family_server, require_appended
 from tests.clients.real.client import Client
 from tests.clients.real.disturbances import Cutting, Forgetting, Refusing
-from tests.clients.real.stage import Answer, Ended, Stage, call, require_delta, say, tool_outputs
+from tests.clients.real.stage import (
+    Answer,
+    Ended,
+    Stage,
+    call,
+    require_delta,
+    say,
+    shown_images,
+    tool_outputs,
+)
 from tests.engines.fakes.families import Answer as FamilyAnswer
+from tests.engines.fakes.server import Call as ChatCall
+from tests.engines.fakes.server import Say, Stop
 from tests.guides.page import blocks
 from tests.prompts.templates.family_templates import NAMES
 from tests.relay import Relay, RelayedSocket
@@ -158,7 +169,7 @@ async def _(stage: Stage) -> None:
 
 @codex.check("WebSocket", "the configuration of the guide for vLLM")
 async def _(stage: Stage) -> None:
-    (shown,) = [block.text for block in blocks("codex-on-vllm.md") if block.language == "toml"]
+    (shown,) = [block.text for block in blocks("guides/codex-on-vllm.md") if block.language == "toml"]
     unattended = CONFIG[CONFIG.index("approval_policy") : CONFIG.index("[model_providers")]
     head, table = shown.split("[model_providers", 1)
     model = tomllib.loads(shown)["model"]
@@ -196,6 +207,22 @@ async def _(stage: Stage) -> None:
     _require_healthy(relay.socket)
     assert len(relay.socket.sent) == 10
     assert all(len(frame["input"]) == 1 for frame in relay.socket.sent[2:])
+
+
+@codex.check("WebSocket", "an image that Codex views arrives at a model that sees")
+async def _(stage: Stage) -> None:
+    ((path, url),) = stage.pictures(1)
+    answers = (
+        (ChatCall("view_image", json.dumps({"path": str(path)})), Stop("tool_calls")),
+        (Say(("It", " is grey.")), Stop()),
+    )
+    async with stage.serve_seeing(*answers, foreign_tool_types=_FOREIGN) as (relay, fake):
+        ended = await _exec(stage, relay, "--ephemeral", "What is on it?")
+    _require_turn(ended, "It is grey.", commands=0)
+    _require_healthy(relay.socket)
+    (output,) = relay.socket.sent[-1]["input"]
+    assert [part["type"] for part in output["output"]] == ["input_image"], output
+    assert shown_images(fake) == [url]
 
 
 @codex.check("WebSocket", "a session is resumed on a new socket")

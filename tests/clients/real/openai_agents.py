@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.clients.real.client import Client
 from tests.clients.real.disturbances import Cutting
 from tests.clients.real.openai_python import run_suite
-from tests.clients.real.stage import Ended, Stage, call, require_delta, say
+from tests.clients.real.stage import LOOKS, Ended, Stage, call, require_delta, say, shown_images
 from tests.relay import Relay
 
 openai_agents = Client("agents-python", "openai-agents (Python)", version=lambda: version("openai-agents"))
@@ -15,9 +15,11 @@ openai_agents = Client("agents-python", "openai-agents (Python)", version=lambda
 _DRIVER = Path(__file__).parent / "drivers" / "agents_loop.py"
 
 
-async def _drive(stage: Stage, relay: Relay) -> Ended:
+async def _drive(stage: Stage, relay: Relay, *files: Path) -> Ended:
     return await stage.run(
-        *(sys.executable, _DRIVER),
+        sys.executable,
+        _DRIVER,
+        *files,
         OPENAI_BASE_URL=relay.url,
         OPENAI_API_KEY="any",
         OPENAI_MODEL="simulated",
@@ -46,3 +48,13 @@ async def _(stage: Stage) -> None:
         ended = await _drive(stage, relay)
     assert (ended.code, ended.lines) == (1, []), ended
     assert len(relay.socket.sent) == 1
+
+
+@openai_agents.check("WebSocket", "an image in a message, and one that a tool returns")
+async def _(stage: Stage) -> None:
+    (sent, sent_url), (returned, returned_url) = stage.pictures(2)
+    async with stage.serve_seeing(*LOOKS) as (relay, fake):
+        ended = await _drive(stage, relay, sent, returned)
+    assert ended.result == {"text": "They differ."}
+    assert shown_images(fake) == [sent_url, returned_url]
+    require_delta(relay.socket.sent, relay.socket.responses)

@@ -1,7 +1,17 @@
 """openai-node: `ResponsesWS`, and the package's own lanes on top of it."""
 
 from tests.clients.real.client import Client
-from tests.clients.real.stage import LLAMA, LLAMA_MODEL, Stage, call, require_delta, require_forks, say
+from tests.clients.real.stage import (
+    LLAMA,
+    LLAMA_MODEL,
+    LOOKS,
+    Stage,
+    call,
+    require_delta,
+    require_forks,
+    say,
+    shown_images,
+)
 from tests.clients.test_examples import EXAMPLES, require_streamed
 
 openai_node = Client("openai-node", "openai-node")
@@ -70,3 +80,13 @@ async def _(stage: Stage) -> None:
         ended = await stage.node("openai-node", _DRIVER, relay.url, "http")
     assert ended.result == {"texts": ["Hi.", "Hi again."]}
     assert [exchange.status for exchange in relay.exchanges] == [200, 200]
+
+
+@openai_node.check("WebSocket", "an image in a message, and one in the output of a function")
+async def _(stage: Stage) -> None:
+    (sent, sent_url), (returned, returned_url) = stage.pictures(2)
+    async with stage.serve_seeing(*LOOKS) as (relay, fake):
+        ended = await stage.node("openai-node", _DRIVER, relay.url, "pictures", str(sent), str(returned))
+    assert ended.result == {"text": "They differ."}
+    assert shown_images(fake) == [sent_url, returned_url]
+    require_delta(relay.socket.sent, relay.socket.responses)

@@ -5,13 +5,14 @@ from importlib.metadata import version
 from pathlib import Path
 
 from tests.clients.real.client import Client
-from tests.clients.real.stage import LLAMA, LLAMA_MODEL, Ended, Stage, require_forks, say
+from tests.clients.real.stage import LLAMA, LLAMA_MODEL, LOOKS, Ended, Stage, require_forks, say, shown_images
 from tests.relay import Relay
 
 openai_python = Client("openai-python", "openai-python", version=lambda: version("openai"))
 
 _ROOT = Path(__file__).parents[3]
 _DRIVER = Path(__file__).parent / "drivers" / "openai_lanes.py"
+_PICTURES = _DRIVER.with_name("openai_pictures.py")
 _STORY = [[say("Once upon a time.")], [say("The end.")], [say("The end.")]]
 
 
@@ -57,3 +58,26 @@ async def _(stage: Stage) -> None:
     async with stage.serve(engine=LLAMA) as relay:
         ended = await _run_lanes(stage, relay, "async", LLAMA_MODEL)
     require_forks(ended.result, relay.socket)
+
+
+async def _show(stage: Stage, how: str) -> None:
+    (sent, sent_url), (returned, returned_url) = stage.pictures(2)
+    async with stage.serve_seeing(*LOOKS) as (relay, fake):
+        ended = await stage.run(
+            *(sys.executable, _PICTURES, how, sent, returned),
+            OPENAI_BASE_URL=relay.url,
+            OPENAI_API_KEY="any",
+            OPENAI_MODEL="simulated",
+        )
+    assert ended.result == {"text": "They differ."}
+    assert shown_images(fake) == [sent_url, returned_url]
+
+
+@openai_python.check("HTTP", "an image in a message, and one in the output of a function")
+async def _(stage: Stage) -> None:
+    await _show(stage, "responses")
+
+
+@openai_python.check("HTTP", "images by Chat Completions")
+async def _(stage: Stage) -> None:
+    await _show(stage, "chat")

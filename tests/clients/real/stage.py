@@ -13,7 +13,11 @@ from typing import Any
 
 from tests.clients.real.installing import Workshop
 from tests.commands.test_cli import launched
+from tests.engines.fakes.chat import FakeChatServer
+from tests.engines.fakes.server import Call as CallStep
+from tests.engines.fakes.server import Say, Step, Stop
 from tests.mcp.fakes import FakeServer, serving
+from tests.pictures import data_url, png
 from tests.relay import Relay, RelayedSocket, relay_to
 
 Json = dict[str, Any]
@@ -79,6 +83,32 @@ class Stage:
             await server.stop()
             log = await server.errors()
         assert not any(sign in log for sign in _SIGNS), log
+
+    @asynccontextmanager
+    async def serve_seeing(
+        self, *answers: Sequence[Step], **settings: Any
+    ) -> AsyncIterator[tuple[Relay, FakeChatServer]]:
+        """Run `slipring serve` in front of a Chat Completions server whose model sees and gives these
+        answers."""
+        fake = FakeChatServer()
+        for answer in answers:
+            fake.script(*answer)
+        await fake.start()
+        try:
+            engine = f"chat:{fake.url},model=simulated,images=true"
+            async with self.serve(engine=engine, **settings) as relay:
+                yield relay, fake
+        finally:
+            await fake.close()
+
+    def pictures(self, count: int) -> list[tuple[Path, str]]:
+        """Write PNG files into the client's home. Returns their paths, and their data as URLs."""
+        found = []
+        for number in range(count):
+            path, data = self.directory / f"picture-{number}.png", png(64, 48, seed=number)
+            path.write_bytes(data)
+            found.append((path, data_url(data)))
+        return found
 
     def blocking(self, word: str, **check: Any) -> Sequence[str]:
         """The flags of a server with a safety check that blocks texts with this word."""
@@ -188,6 +218,24 @@ def hosted_call(name: str, **arguments: Any) -> Json:
 def say(text: str) -> Json:
     """Return a script step that outputs text."""
     return {"text": text}
+
+
+LOOKS: tuple[Sequence[Step], ...] = (
+    (CallStep("look", "{}"), Stop("tool_calls")),
+    (Say(("They", " differ.")), Stop()),
+)
+"""The answers of a model that asks for a picture, and has seen two."""
+
+
+def shown_images(fake: FakeChatServer) -> list[str]:
+    """Return the URLs of the images in the last request that a Chat Completions server got."""
+    return [
+        part["image_url"]["url"]
+        for message in fake.requests[-1]["messages"]
+        if isinstance(message["content"], list)
+        for part in message["content"]
+        if part["type"] == "image_url"
+    ]
 
 
 def tool_outputs(request: Json) -> list[str]:

@@ -15,7 +15,7 @@ import aiohttp
 
 VARIABLE = "SLIPRING_TEST_CHROMIUM"
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-_PATIENCE_S = 60
+_PATIENCE_S = 300
 _FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"),
     *("--no-first-run", "--disable-background-networking", "--disable-component-update", "--no-proxy-server"),

@@ -3,10 +3,11 @@
 import asyncio
 import json
 import logging
+import signal
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from email.utils import formatdate
 from pathlib import Path
@@ -18,6 +19,10 @@ from slipring.commands.doctor import checks
 from slipring.commands.doctor.checks import Finding, check_engines, check_open_files, check_store
 from slipring.config.settings import Config
 from slipring.core.limits import Limits
+from slipring.engines.hub import model_names
+from slipring.engines.hub.model_hub import ModelHub
+from tests.commands.test_cli import COMMAND, environment
+from tests.engines.fakes.hub import FakeHub
 
 FAST = ("--engine", "simulated", "--port", "0", "--store", "memory")
 
@@ -69,30 +74,77 @@ def test_other_machines_need_keys(capsys: pytest.CaptureFixture[str], tmp_path: 
         assert found["API keys"][0] == Finding("API keys", "ok", "in the store (slipring keys list)")
 
 
-async def test_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (found,) = await check_store(Config(store=f"sqlite:{tmp_path / 'slipring.db'}"))
+def test_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (found,) = check_store(Config(store=f"sqlite:{tmp_path / 'slipring.db'}"))
     assert (found.state, "free on its disk" in found.what) == ("ok", True)
     monkeypatch.setattr(checks, "_LITTLE_DISK", 1 << 62)
-    (found,) = await check_store(Config(store=f"sqlite:{tmp_path / 'slipring.db'}"))
+    (found,) = check_store(Config(store=f"sqlite:{tmp_path / 'slipring.db'}"))
     assert found.state == "warn"
     for store in ("sqlite:/no/such/place/a.db", "magic", "postgresql://nobody@127.0.0.1:9/none"):
-        (found,) = await check_store(Config(store=store))
+        (found,) = check_store(Config(store=store))
         assert found.state == "fail"
     (tmp_path / "other.db").write_bytes(b"not a database, but long enough to be read as one" * 100)
-    (found,) = await check_store(Config(store=f"sqlite:{tmp_path / 'other.db'}"))
+    (found,) = check_store(Config(store=f"sqlite:{tmp_path / 'other.db'}"))
     assert found.state == "fail"
 
 
-async def test_too_few_open_files() -> None:
-    (found,) = await check_open_files(Config(limits=Limits(max_connections=10**9)))
+def test_too_few_open_files() -> None:
+    (found,) = check_open_files(Config(limits=Limits(max_connections=10**9)))
     assert found.state == "warn"
 
 
-async def test_engines_that_cannot_be_used() -> None:
+def test_engines_that_cannot_be_used() -> None:
     for engine in ("magic", "simulated:speed=1", "llama:/no/such.gguf", "vllm:http://127.0.0.1:9"):
-        found = await check_engines(Config(engine=engine))
+        found = check_engines(Config(engine=engine))
         assert [each.state for each in found] == ["fail"], engine
     assert "nothing answers at 127.0.0.1:9: Connection refused" in found[0].what
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
+    """A hub that the checks ask, with a model and a tokenizer; the cache is empty."""
+    fake = FakeHub({"acme/a-GGUF": {"a-Q4_K_M.gguf": bytes(10**6)}, "acme/a": {"tokenizer.json": b"{}"}})
+    with fake.running() as url:
+        monkeypatch.setattr(checks, "ModelHub", lambda: ModelHub(url, tmp_path / "cache"))
+        yield fake
+
+
+def test_what_a_server_would_fetch_is_stated_and_not_fetched(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_names, "available_memory", lambda: None)
+    monkeypatch.setattr(checks, "available_memory", lambda: 10**10)
+    found = check_engines(Config(model=("acme/a-GGUF",)))
+    assert [(each.name, each.state) for each in found] == [("engine llama", "ok")] * 2
+    assert "not started: a server fetches acme/a-GGUF Q4_K_M (1.0 MB) first: 1.0 MB to fetch" in found[0].what
+    assert "needs 1.1 GB of memory" in found[1].what
+    monkeypatch.setattr(ModelHub, "room", 10)
+    assert [each.state for each in check_engines(Config(engine="acme/a-GGUF"))] == ["fail", "ok"]
+    monkeypatch.setattr(checks, "available_memory", lambda: 10**6)
+    assert [each.state for each in check_engines(Config(engine="acme/a-GGUF"))] == ["fail", "warn"]
+    for engine, problem in (
+        ("acme/a-GGUF,slots=no", "option 'slots' must be a number"),
+        ("acme/none-GGUF", "no such model on the hub"),
+    ):
+        (only,) = check_engines(Config(engine=engine))
+        assert (only.state, problem in only.what) == ("fail", True)
+    assert hub.downloads(".gguf") == []
+
+
+async def test_ctrl_c_ends_it_while_the_hub_does_not_answer(tmp_path: Path) -> None:
+    """The hub takes the connection, and stays silent."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        process = await asyncio.create_subprocess_exec(
+            *(*COMMAND, "doctor", *FAST, "--engine", "acme/a-GGUF"),
+            env=environment(HF_ENDPOINT=f"http://127.0.0.1:{silent.getsockname()[1]}", HF_HOME=str(tmp_path)),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        connection, _ = await asyncio.to_thread(silent.accept)
+        with connection:
+            process.send_signal(signal.SIGINT)
+            printed = await process.communicate()
+    assert (process.returncode, printed) == (130, (b"", b""))
 
 
 @asynccontextmanager
@@ -118,11 +170,11 @@ async def test_the_clock_of_another_machine(apart: float, has_date: bool, states
     assert [each.state for each in found] == states
 
 
-async def test_a_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "_CONNECT_S", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
-        (found,) = await check_engines(Config(engine=f"chat:http://127.0.0.1:{port}/v1"))
+        (found,) = check_engines(Config(engine=f"chat:http://127.0.0.1:{port}/v1"))
     assert (found.state, f"nothing answers at 127.0.0.1:{port}: no answer within" in found.what) == (
         "fail",
         True,

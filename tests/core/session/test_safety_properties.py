@@ -69,8 +69,12 @@ class Safety(RuleBasedStateMachine):
         self.unsure: set[str] = set()
         """Words of texts that the check failed on, so that they are inspected again whenever they are sent;
         and of answers that were cut after they had been released."""
-        self.has_failed = False
-        """Whether verdicts may be missing: the check has failed on a text, or an engine within an answer."""
+        self.unanswered: set[str] = set()
+        """Responses that the check has failed on."""
+        self.broken_off: set[str] = set()
+        """Responses whose engine has failed within an answer, or before the check had answered."""
+        self.writing: set[Turn] = set()
+        """Turns whose engine has begun an answer."""
         self.made: list[tuple[Connection, str | None, str]] = []
 
     @initialize(check=CHECKS, watches=st.booleans(), scope=st.sampled_from(["new", "all"]))
@@ -183,8 +187,10 @@ class Safety(RuleBasedStateMachine):
                     for i in range(0, len(words), 7)
                 ]
         if ends or not deltas or turn.progress.stop.asked:
+            self.writing.discard(turn)
             connection.finish(*deltas, lane=turn.asked.lane)
         else:
+            self.writing.add(turn)
             connection.generate(*deltas, lane=turn.asked.lane)
         self._look()
 
@@ -210,7 +216,7 @@ class Safety(RuleBasedStateMachine):
             if guard is None:
                 continue
             if guard.failed is not None:
-                self.has_failed = True
+                self.unanswered.add(inspect.turn.output.response_id)
                 self.unsure |= words
             elif subject.side == "input":
                 self.inspected.update(words - self.unsure)
@@ -248,7 +254,8 @@ class Safety(RuleBasedStateMachine):
     def fail(self, pick):
         running = [(c, turn) for c in self.connections for turn in c.starts]
         connection, turn = running[pick % len(running)]
-        self.has_failed = True
+        if turn in self.writing or any(each.turn is turn for each in connection.inspections):
+            self.broken_off.add(turn.output.response_id)
         connection.fail(turn.asked.lane)
         self._look()
 
@@ -290,9 +297,10 @@ class Safety(RuleBasedStateMachine):
             assert not output & self.refused
             assert not (output | given) & self.blocked
             assert state.verdicts is not None
-            assert state.verdicts.policy == self.server.policy.digest or (
-                state.verdicts.policy == b"" and self.has_failed
-            )
+            if state.id in self.unanswered:
+                assert state.verdicts.policy == b""
+            elif state.id not in self.broken_off or state.verdicts.policy:
+                assert state.verdicts.policy == self.server.policy.digest
 
     @invariant()
     def every_item_is_inspected_once(self):

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from slipring.core.turn.request_validation import INCLUDABLE
+from slipring.protocol.pictures.item_pictures import parts_of
 from tests.core.connection import Connection, call_output, message, only_error
 from tests.pictures import PIXEL
 
@@ -139,6 +140,33 @@ def test_an_error_names_the_index_of_an_unsupported_image_or_file_in_a_tool_outp
     output = {"type": "function_call_output", "call_id": "c", "output": [part]}
     sent = only_error(Connection().create(input=[call, output]))
     assert sent["error"]["param"] == "input[1].output[0]"
+
+
+@pytest.mark.parametrize("detail", ["auto", "low", "high", "original", None])
+def test_the_details_of_the_api_are_accepted(detail):
+    connection = Connection()
+    connection.create(model="able", input=[{"role": "user", "content": [IMAGE | {"detail": detail}]}])
+    assert [getattr(part, "detail", "") for part in parts_of(connection.job().input[0])] == [detail]
+
+
+@pytest.mark.parametrize(
+    ("part", "detail"), [(IMAGE, "ultra"), (IMAGE, "LOW"), (IMAGE, ""), (FILE, "original"), (FILE, "no")]
+)
+def test_an_error_names_a_detail_that_the_api_does_not_have(part, detail):
+    sent = only_error(
+        Connection().create(
+            model="able", input=[{"role": "user", "content": [TEXT, part | {"detail": detail}]}]
+        )
+    )
+    assert sent["error"]["param"] == "input[0].content[1].detail"
+    assert sent["status"] == 400
+
+
+def test_an_error_names_the_detail_of_a_screenshot():
+    shot = {"type": "computer_screenshot", "image_url": PIXEL, "detail": "ultra"}
+    output = {"type": "computer_call_output", "call_id": "c", "output": shot}
+    sent = only_error(Connection().create(model="able", input=[output]))
+    assert (sent["status"], sent["error"]["param"]) == (400, "input[0].output.detail")
 
 
 def test_a_capable_model_receives_images_and_files():

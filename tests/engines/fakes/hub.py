@@ -23,7 +23,7 @@ class FakeHub:
     def __init__(self, repositories: dict[str, dict[str, bytes]]) -> None:
         self.repositories = repositories
         self.gated: set[str] = set()
-        """Repositories that need the token ``hf_right``."""
+        """Repositories that need the token ``hf_right``. Every other token is refused."""
         self.cuts: list[int] = []
         """Bytes after which the next answers with content are cut."""
         self.damages = False
@@ -92,9 +92,12 @@ class _Handler(BaseHTTPRequestHandler):
     def _refusal(self, name: str) -> tuple[int, str] | None:
         if self.hub.status:
             return self.hub.status, ""
+        token = self.headers.get("Authorization")
+        is_allowed = token == "Bearer hf_right"
+        if token is not None and not is_allowed:
+            return 401, ""  # of a public repository, too
         if name not in self.hub.repositories:
             return 401, "RepoNotFound"
-        is_allowed = self.headers.get("Authorization") == "Bearer hf_right"
         return (403, "GatedRepo") if name in self.hub.gated and not is_allowed else None
 
     def _send_file(self, content: bytes) -> None:

@@ -86,6 +86,71 @@ def test_a_download_that_was_cut_goes_on_where_it_ended(fake: FakeHub, hub: Mode
     assert fake.downloads("tiny-Q4_K_M.gguf") == ["", f"bytes={CHUNK}-"]
 
 
+def test_a_download_that_stopped_goes_on_in_the_next_process(
+    fake: FakeHub, hub: ModelHub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    content = bytes(CHUNK) + b"1" * CHUNK + b"2" * CHUNK
+    fake.repositories[MODEL] = {"tiny-Q4_K_M.gguf": content}
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    fake.cuts = [CHUNK + CHUNK // 2] + [0] * 9  # the client tries again a few times
+    with pytest.raises(
+        StartupError, match=r"the download stopped at 10\.5 MB of 31\.5 MB: .*start again to go on from there"
+    ):
+        hub.fetch_gguf(NAME, None)
+    fake.cuts.clear()
+    fake.requests.clear()
+    with caplog.at_level("INFO", "slipring"):
+        path = hub.fetch_gguf(NAME, None)[1]
+    assert Path(path).read_bytes() == content
+    assert fake.downloads("tiny-Q4_K_M.gguf") == [f"bytes={CHUNK}-"]
+    assert "(31.5 MB, of which 10.5 MB are there)" in caplog.text
+
+
+def test_a_file_that_was_left_with_another_content_is_removed(fake: FakeHub, hub: ModelHub) -> None:
+    for left in (b"f0ur", b"longer than the file is"):
+        blob = hub._blob(MODEL, hub.find_gguf(NAME, None).files[0])
+        blob._unfinished.parent.mkdir(parents=True, exist_ok=True)
+        blob._unfinished.write_bytes(left)
+        with pytest.raises(StartupError, match="was damaged on its way"):
+            hub.fetch_gguf(NAME, None)
+        assert blob.held == 0
+    assert Path(hub.fetch_gguf(NAME, None)[1]).read_bytes() == b"four bits"
+
+
+def test_a_content_that_another_process_has_downloaded_meanwhile_is_used(
+    fake: FakeHub, hub: ModelHub
+) -> None:
+    blob = hub._blob(MODEL, hub.find_gguf(NAME, None).files[0])
+    blob._content.parent.mkdir(parents=True, exist_ok=True)
+    blob._content.write_bytes(b"four bits")
+    assert Path(hub.fetch_gguf(NAME, None)[1]).read_bytes() == b"four bits"
+    assert fake.downloads("tiny-Q4_K_M.gguf") == []
+
+
+def test_a_file_that_the_hub_does_not_give_as_a_whole_is_left_to_the_client(
+    hub: ModelHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fake hub offers no other way, which the client says."""
+    monkeypatch.setattr("huggingface_hub.constants.MAX_HTTP_DOWNLOAD_SIZE", 8)
+    with pytest.raises(StartupError, match="acme/tiny-GGUF cannot be read: The file is too large to be"):
+        hub.fetch_gguf(NAME, None)
+
+
+def test_nothing_is_fetched_if_it_does_not_fit_or_must_not_be(
+    fake: FakeHub, hub: ModelHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slipring.engines.hub.resumed_download.free_bytes", lambda directory: 8)
+    with pytest.raises(StartupError, match=r"0\.0 MB are to be fetched into .*, whose disk has 0\.0 MB left"):
+        hub.fetch_gguf(NAME, None)
+
+    def refuse() -> None:
+        raise StartupError("the port is in use")
+
+    with pytest.raises(StartupError, match="the port is in use"):
+        ModelHub(fake.url, tmp_path / "other", refuse).fetch_gguf(NAME, None)
+    assert fake.downloads("tiny-Q4_K_M.gguf") == []
+
+
 def test_a_damaged_file_is_removed_and_fetched_again(fake: FakeHub, hub: ModelHub) -> None:
     fake.damages = True
     with pytest.raises(StartupError, match=r"tiny-Q4_K_M\.gguf of acme/tiny-GGUF was damaged"):
@@ -120,12 +185,21 @@ def test_a_hub_that_is_not_there(tmp_path: Path) -> None:
 def test_models_that_the_hub_does_not_give(
     fake: FakeHub, hub: ModelHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(StartupError, match="acme/none: no such file, and no such model on the hub"):
+    unknown = r"acme/none: no such file, and no such model on the hub \({}\)"
+    with pytest.raises(StartupError, match=unknown.format("a private one needs HF_TOKEN")):
         hub.fetch_gguf(HubName("acme/none"), None)
     fake.gated.add(MODEL)
     with pytest.raises(StartupError, match=r"acme/tiny-GGUF is gated: .* set HF_TOKEN"):
         hub.fetch_gguf(NAME, None)
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    for name in (MODEL, "acme/tiny"):
+        with pytest.raises(
+            StartupError, match=f"{name}: the hub refuses your token: set HF_TOKEN to a valid"
+        ):
+            hub.fetch_gguf(HubName(name), None)
     monkeypatch.setenv("HF_TOKEN", "hf_right")
+    with pytest.raises(StartupError, match=unknown.format("one that your token may not read")):
+        hub.fetch_gguf(HubName("acme/none"), None)
     assert Path(hub.fetch_gguf(NAME, None)[1]).exists()
 
 

@@ -31,7 +31,7 @@ async def test_a_summary_and_the_compacted_chain_prefill_only_new_tokens(
         managed = [{"type": "compaction", "compact_threshold": length}]
         asked = {**GREEDY, "context_management": managed}
         await socket.create(input="And then?", previous_response_id=second["id"], **asked)
-        while (event := await socket.receive(within_s=60))["type"] not in TERMINAL:
+        while (event := await socket.receive(within_s=300))["type"] not in TERMINAL:
             pass  # generating the summary takes a while
         third = event["response"]
         assert [item["type"] for item in third["output"]] == ["compaction", "message"]

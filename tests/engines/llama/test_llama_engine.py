@@ -21,11 +21,11 @@ from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delt
 from slipring.core.limits import Limits
 from slipring.engines.llama.api import completion_body, read_chunk
 from slipring.engines.llama.engine import LlamaEngine
-from slipring.engines.llama.models import read_file
 from slipring.engines.llama.options import LlamaOptions, read_options
+from slipring.engines.llama.served_model import read_file
 from slipring.engines.tokens.model_files import ModelInfo
-from slipring.engines.tokens.renderers import make_renderer
 from slipring.engines.tokens.sampling import Sampling
+from slipring.engines.tokens.template_choice import make_renderer
 from slipring.prompts.rendering import Preface, Rendered, empty
 from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.protocol.requests import TEXT
@@ -449,7 +449,7 @@ async def test_the_child_exits_when_its_parent_is_killed(tiny_path: str) -> None
         stdout=asyncio.subprocess.PIPE,
     )
     assert parent.stdout is not None
-    assert b"serves" in await asyncio.wait_for(parent.stdout.readline(), 60)
+    assert b"serves" in await asyncio.wait_for(parent.stdout.readline(), 300)
     children = children_of(parent.pid)
     assert children
     parent.kill()

@@ -9,8 +9,8 @@ from slipring.base.errors import StartupError
 from slipring.core.limits import Limits
 from slipring.engines.llama.api import pictured_prompt
 from slipring.engines.llama.engine import LlamaEngine
-from slipring.engines.llama.models import projector_of
 from slipring.engines.llama.options import LlamaOptions, read_options
+from slipring.engines.llama.served_model import projector_of
 from slipring.prompts.rendering import picture_id
 from slipring.prompts.spelled_context import ContextSpeller
 from slipring.protocol.pictures.item_pictures import base64_of

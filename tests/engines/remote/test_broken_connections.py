@@ -29,7 +29,7 @@ EMPTY = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
 
 async def test_a_stream_whose_connection_breaks_while_its_consumer_waits_fails() -> None:
     room = asyncio.Event()
-    async with asked_for() as (stream, asked, _), asyncio.timeout(60):
+    async with asked_for() as (stream, asked, _), asyncio.timeout(300):
 
         async def wait() -> None:
             asked.put_nowait(None)
@@ -48,7 +48,10 @@ async def test_a_stream_whose_connection_breaks_while_its_consumer_waits_fails()
 
 
 async def test_what_came_before_a_connection_broke_is_read_before_the_failure() -> None:
-    async with pool_to(answering(CHUNKED + b"5\r\nhello\r\n", closes=True)) as (pool, _), asyncio.timeout(60):
+    async with (
+        pool_to(answering(CHUNKED + b"5\r\nhello\r\n", closes=True)) as (pool, _),
+        asyncio.timeout(300),
+    ):
         answer = await ask(pool)
         await until(lambda: answer._error is not None)
         assert await answer.read() == b"hello"
@@ -73,7 +76,7 @@ async def test_the_last_chunk_may_have_more_than_one_zero(
         writer.write(last)
         await reader.read()
 
-    async with pool_to(handler) as (pool, _), asyncio.timeout(60):
+    async with pool_to(handler) as (pool, _), asyncio.timeout(300):
         reading = asyncio.ensure_future(read(await ask(pool)))
         await asyncio.sleep(0)
         begun.set()
@@ -86,7 +89,7 @@ async def test_a_server_that_ends_its_side_without_reading_the_request_has_not_a
         writer.write_eof()
         await asyncio.Event().wait()
 
-    async with pool_to(handler) as (pool, _), asyncio.timeout(60):
+    async with pool_to(handler) as (pool, _), asyncio.timeout(300):
         with pytest.raises(ConnectionError):
             await (await pool.take()).ask([b"x" * 2**20] * 64, None)
         await until(lambda: not pool._all)
@@ -104,7 +107,7 @@ async def test_a_request_does_not_follow_one_that_was_not_sent_whole() -> None:
         while await reader.read(2**20):
             pass
 
-    async with pool_to(handler) as (pool, accepted), asyncio.timeout(60):
+    async with pool_to(handler) as (pool, accepted), asyncio.timeout(300):
         connection = await pool.take()
         answer = await connection.ask([b"x" * 2**20] * 64, None)
         assert await answer.read() == b"no"
@@ -144,7 +147,7 @@ async def test_a_kept_connection_that_the_server_closes_with_a_request_is_replac
             writer.write(body)
         writer.close()
 
-    async with raw_server(answer) as url, HttpClient(url, {}) as client, asyncio.timeout(60):
+    async with raw_server(answer) as url, HttpClient(url, {}) as client, asyncio.timeout(300):
         for _ in range(3):
             assert await client.query("/x") == {}
         assert len(requests) == 5, "two of three were sent again"
@@ -244,7 +247,7 @@ async def test_a_request_that_is_cancelled_at_any_wait_leaves_no_socket(
     chunks = [b"%x\r\n%s\r\n" % (len(each), each) for each in (body[:1], body[1:])]
     sockets = Sockets()
     monkeypatch.setattr(connection_pool, "socket", sockets)
-    async with raw_server(answering(CHUNKED, *chunks, b"0\r\n\r\n")) as url, asyncio.timeout(120):
+    async with raw_server(answering(CHUNKED, *chunks, b"0\r\n\r\n")) as url, asyncio.timeout(300):
         for step in range(1, 50):
             async with HttpClient(url, {}) as client:
                 request = (
@@ -332,7 +335,7 @@ def test_a_server_is_reached_by_tls(tls: ssl.SSLContext, by: str, new_loop: Call
             server.close()
 
     with asyncio.Runner(loop_factory=new_loop) as runner:
-        runner.run(asyncio.wait_for(run(), 120))
+        runner.run(asyncio.wait_for(run(), 300))
 
 
 async def test_a_server_that_is_not_trusted_is_no_connection(

@@ -342,10 +342,10 @@ async def test_a_stream_ends_without_waiting_for_the_last_bytes(monkeypatch: pyt
     async with serving(answer) as url:
         client = HttpClient(url, {})
         await client.start()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             assert await batches(client) == [[b"1"]]
         assert client._draining
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             await client.close()
         assert not client._draining
         released.set()
@@ -398,7 +398,7 @@ async def test_an_answer_that_is_no_longer_http_fails_at_once() -> None:
         writer.close()
 
     collected = Collected()
-    async with raw_server(answer) as url, HttpClient(url, {}) as client, asyncio.timeout(60):
+    async with raw_server(answer) as url, HttpClient(url, {}) as client, asyncio.timeout(300):
         with pytest.raises(Unreachable):
             await client.stream("/x", [b"{}"], None, collected, idle_s=any_silence)
     assert collected.payloads == [b"1"]
@@ -691,7 +691,7 @@ async def test_a_document_that_is_left_unread_ends_its_request() -> None:
         asked.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asked
-        await asyncio.wait_for(left.wait(), 60)
+        await asyncio.wait_for(left.wait(), 300)
 
 
 @pytest.mark.parametrize(

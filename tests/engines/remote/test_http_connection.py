@@ -143,7 +143,7 @@ async def test_an_answer_may_last_until_its_connection_ends() -> None:
     ],
 )
 async def test_what_is_no_http_fails(sent: bytes) -> None:
-    async with pool_to(answering(sent)) as (pool, _), asyncio.timeout(60):
+    async with pool_to(answering(sent)) as (pool, _), asyncio.timeout(300):
         with pytest.raises((HTTPException, OSError)):
             await whole(await ask(pool))
 
@@ -152,7 +152,7 @@ async def test_what_is_no_http_fails(sent: bytes) -> None:
     "sent", [b"", b"HTTP/1.1 2", CHUNKED, CHUNKED + b"5\r\nhe", CHUNKED + b"5\r\nhello\r\n"]
 )
 async def test_an_answer_that_breaks_off_fails(sent: bytes) -> None:
-    async with pool_to(answering(sent, closes=True)) as (pool, _), asyncio.timeout(60):
+    async with pool_to(answering(sent, closes=True)) as (pool, _), asyncio.timeout(300):
         with pytest.raises(OSError):  # noqa: PT011 - which one depends on where it breaks off
             await whole(await ask(pool))
 
@@ -200,7 +200,7 @@ async def test_a_server_that_answers_before_it_has_read_the_request_is_heard() -
         writer.write(b"HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\nno")
         await asyncio.Event().wait()
 
-    async with pool_to(handler) as (pool, accepted), asyncio.timeout(60):
+    async with pool_to(handler) as (pool, accepted), asyncio.timeout(300):
         for number in range(2):
             answer = await (await pool.take()).ask([b"x" * 2**20] * 64, None)
             assert (answer.status, await whole(answer), len(accepted)) == (413, b"no", number + 1)

@@ -58,7 +58,7 @@ async def slow_upstream() -> AsyncIterator[tuple[Socket, asyncio.Event, list[int
 
 
 async def test_a_job_that_is_cancelled_while_a_create_is_sent_cancels_no_other() -> None:
-    async with slow_upstream() as (socket, reads, read), asyncio.timeout(60):
+    async with slow_upstream() as (socket, reads, read), asyncio.timeout(300):
         sending = [asyncio.create_task(socket.send(LARGE)) for _ in range(3)]
         await asyncio.wait(sending, timeout=0.1)
         assert not any(task.done() for task in sending)
@@ -72,7 +72,7 @@ async def test_a_job_that_is_cancelled_while_a_create_is_sent_cancels_no_other()
 
 
 async def test_a_socket_whose_upstream_does_not_read_is_closed_in_time() -> None:
-    async with slow_upstream() as (socket, _, _), asyncio.timeout(60):
+    async with slow_upstream() as (socket, _, _), asyncio.timeout(300):
         sending = asyncio.create_task(socket.send(LARGE))
         await asyncio.wait([sending], timeout=0.1)
         socket.drop()

@@ -14,7 +14,7 @@ from msgspec import Raw, structs
 from slipring.base.errors import StartupError, TooExpensive
 from slipring.core.chain.head import Head
 from slipring.core.generation import Accepted, Begun, Delta, Finished, Job, Prefill, Settings, Text
-from slipring.engines.constraints.grammar_compiler import Compiler
+from slipring.engines.constraints.grammar_cache import Compiler
 from slipring.engines.simulated.engine import SimulatedEngine
 from slipring.engines.simulated.options import SimulatedOptions, read_options
 from slipring.protocol.items import user_message
@@ -544,7 +544,7 @@ async def test_a_waiting_answer_stops_when_its_client_disconnects() -> None:
         async with server.connect(abandoned=True) as socket:
             await socket.create(input="hello")
             await socket.until("response.in_progress")
-        await asyncio.wait_for(server.service.wait_until_idle(), 60)
+        await asyncio.wait_for(server.service.wait_until_idle(), 300)
 
 
 @pytest.mark.parametrize("vocabulary", ["", ",vocabulary=smollm2"])

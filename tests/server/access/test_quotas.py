@@ -7,6 +7,7 @@ import pytest
 
 from slipring.base.errors import Unavailable
 from tests.harness import PuppetEngine, Running, Socket
+from tests.pictures import data_url, png
 from tests.server.issuing import NOW, bearer, issue, serve_stored
 from tests.server.raw import gone
 
@@ -129,6 +130,53 @@ async def test_what_a_client_abandons_is_counted(tmp_path: Path) -> None:
         assert await post(server, key) == (429, DAY_LEFT)
 
 
+def shown(count: int, seed: int = 0) -> list[dict[str, Any]]:
+    """A user's message with so many images."""
+    parts = [
+        {"type": "input_image", "image_url": data_url(png(2, 2, seed=seed + number))}
+        for number in range(count)
+    ]
+    return [{"role": "user", "content": [{"type": "input_text", "text": "Look"}, *parts]}]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_images_that_are_left_are_shown(tmp_path: Path, stream: bool) -> None:
+    async with serve_stored(tmp_path) as server:
+        key, other = await issue(server, images_per_minute=3), await issue(server, images_per_minute=3)
+        assert await post(server, key, input=shown(2), stream=stream) == (200, None)
+        assert await post(server, key, input=shown(2, seed=5), stream=stream) == (429, MINUTE_LEFT)
+        assert await post(server, key, stream=stream) == (200, None), "a turn without images"
+        assert await post(server, key, input=shown(1), stream=stream) == (200, None)
+        assert await post(server, key, input=shown(1, seed=9), stream=stream) == (429, MINUTE_LEFT)
+        assert await post(server, other, input=shown(4), stream=stream) == (429, MINUTE_LEFT)
+        assert await post(server, other, input=shown(3), stream=stream) == (200, None)
+        advance_clock(server, 45)
+        assert await post(server, key, input=shown(3), stream=stream) == (200, None)
+
+
+async def test_images_count_once_along_a_chain_and_in_a_history_that_is_recognised(tmp_path: Path) -> None:
+    async with serve_stored(tmp_path) as server:
+        key = await issue(server, images_per_minute=2)
+        async with server.connect(key=key) as socket:
+            first = await socket.response(input=shown(1))
+            await socket.response(input="more", previous_response_id=first["id"])
+            history = [*shown(1), *first["output"], *shown(1, seed=1)]
+            await socket.response(input=history, stream_id="a")
+            error = await socket.error(input=shown(1, seed=2), previous_response_id=first["id"])
+            assert (error["status"], error["error"]["headers"]) == (429, {"retry-after": MINUTE_LEFT})
+            message = "Rate limit reached for this API key: 2 images per minute."
+            assert error["error"]["message"] == message
+
+
+async def test_servers_on_one_store_share_a_quota_of_images(tmp_path: Path) -> None:
+    async with serve_stored(tmp_path) as one, serve_stored(tmp_path) as two:
+        key = await issue(one, images_per_minute=2, requests_per_minute=50)
+        assert (await post(one, key, input=shown(1)))[0] == 200
+        await one.service.quotas.exchange()
+        assert (await post(two, key, input=shown(2)))[0] == 429
+        assert (await post(two, key, input=shown(1)))[0] == 200
+
+
 async def test_servers_on_one_store_share_a_quota(tmp_path: Path) -> None:
     async with serve_stored(tmp_path) as one, serve_stored(tmp_path) as two:
         key = await issue(one, requests_per_minute=4)
@@ -249,6 +297,18 @@ async def test_answers_say_what_is_left_of_quotas(tmp_path: Path, path: str, str
         assert 0 < int(found["x-ratelimit-remaining-tokens"]) < 1000
         status, refused = await limits_of(server, key, path, stream=stream)
         assert (status, refused["x-ratelimit-remaining-requests"]) == (429, "0")
+
+
+async def test_answers_say_how_many_images_are_left(tmp_path: Path) -> None:
+    async with serve_stored(tmp_path) as server:
+        key = await issue(server, images_per_minute=5)
+        _, found = await limits_of(server, key, "/responses", input=shown(2))
+        assert found == {
+            "x-ratelimit-limit-images": "5",
+            "x-ratelimit-remaining-images": "3",
+            "x-ratelimit-reset-images": "45s",
+        }
+        assert (await limits_of(server, key, "/messages"))[1] == {}, "that API has no such header"
 
 
 @pytest.mark.parametrize("stream", [False, True])

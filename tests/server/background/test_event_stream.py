@@ -56,7 +56,7 @@ async def test_a_follower_on_the_same_node_reads_nothing_from_the_store(
         await asyncio.sleep(0)
         performance.say("b")
         performance.finish()
-        numbers = await asyncio.wait_for(following, 60)
+        numbers = await asyncio.wait_for(following, 300)
         assert numbers == list(range(len(numbers)))
         assert (reads.runs, reads.events) == (0, [])
 
@@ -72,7 +72,7 @@ async def test_a_follower_on_another_node_reads_each_event_once(monkeypatch: pyt
         following = asyncio.create_task(followed(api, begun["id"]))
         performance.say("b")
         performance.finish()
-        numbers = await asyncio.wait_for(following, 60)
+        numbers = await asyncio.wait_for(following, 300)
         assert reads.events == numbers == list(range(len(numbers)))
 
 
@@ -102,7 +102,7 @@ async def test_a_follower_that_is_behind_reads_pages_from_the_store_and_then_fro
         reads = StoreReads(api, monkeypatch)
         following = asyncio.create_task(followed(api, begun["id"]))
         performance.finish()
-        numbers = await asyncio.wait_for(following, 60)
+        numbers = await asyncio.wait_for(following, 300)
         assert numbers == list(range(len(numbers)))
         assert len(set(reads.events)) == len(reads.events)
 
@@ -144,7 +144,7 @@ async def test_a_follower_of_a_run_that_is_deleted_gets_a_terminal_event(
         assert (await api.call("DELETE", f"/responses/{begun['id']}"))[0] == 200
         monkeypatch.undo()
         await api.server.server.background.stop("default", begun["id"])
-        for events in await asyncio.wait_for(asyncio.gather(whole, rest), 60):
+        for events in await asyncio.wait_for(asyncio.gather(whole, rest), 300):
             last = events[-1]
             assert [event["type"] for event in events if event["type"] in TERMINAL] == ["response.incomplete"]
             assert (last["response"]["status"], last["response"]["output"]) == ("cancelled", [])

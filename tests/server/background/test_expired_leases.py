@@ -13,8 +13,8 @@ from slipring.base.errors import Unavailable
 from slipring.core.limits import Limits
 from slipring.server import clock
 from slipring.server.background import runs
+from slipring.server.background.orphaned_runs import ExpiredLeases
 from slipring.server.background.runs import Background
-from slipring.server.background.unfinished_runs import ExpiredLeases
 from slipring.stores.databases import sqlite
 from slipring.stores.runs import Run
 from tests.api import Api
@@ -131,7 +131,7 @@ async def test_a_run_that_this_node_no_longer_makes_is_ended_by_it(
         performance = await engine.next()
         monkeypatch.setattr(store, "append", broken)
         performance.say("a")
-        await asyncio.wait_for(performance.stopped.wait(), 60)
+        await asyncio.wait_for(performance.stopped.wait(), 300)
         clocks.advance(LEASE_S)
         for _ in range(3):
             await background(api)._end_abandoned()

@@ -66,7 +66,7 @@ async def test_the_parked_history_is_complete() -> None:
             lost = await engine.next()
             await socket.until("response.in_progress")
             await cut(server, socket)
-            await asyncio.wait_for(lost.stopped.wait(), 60)
+            await asyncio.wait_for(lost.stopped.wait(), 300)
         async with server.connect() as socket:
             await socket.create(input="again", store=False, previous_response_id=tip)
             performance = await engine.next()

@@ -161,7 +161,7 @@ async def test_a_choice_that_is_refused_ends_the_stream_of_all() -> None:
             "message": "Busy.",
             "param": None,
         }
-        await asyncio.wait_for(one.stopped.wait(), 60)
+        await asyncio.wait_for(one.stopped.wait(), 300)
         await until(lambda: not server.service.clients)
 
 
@@ -175,7 +175,7 @@ async def test_a_choice_that_fails_is_the_failure_of_all() -> None:
         two.fail(RuntimeError("secret"))
         status, error = await asked
         assert (status, error["code"]) == (500, "server_error")
-        await asyncio.wait_for(one.stopped.wait(), 60)
+        await asyncio.wait_for(one.stopped.wait(), 300)
 
 
 async def test_a_choice_that_is_refused_has_its_own_status_if_nothing_is_streamed() -> None:
@@ -201,7 +201,7 @@ async def test_a_client_that_leaves_ends_all_turns(is_prefilled: bool) -> None:
             await answer.content.readuntil(b"\n\n")
             answer.close()
         for job in jobs:
-            await asyncio.wait_for(job.stopped.wait(), 60)
+            await asyncio.wait_for(job.stopped.wait(), 300)
         await until(lambda: not server.service.clients)
 
 

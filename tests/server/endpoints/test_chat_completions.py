@@ -322,7 +322,7 @@ async def test_a_client_that_leaves_ends_its_answer() -> None:
             job.say("h")
             await answer.content.readuntil(b"\n\n")
             answer.close()
-        await asyncio.wait_for(job.stopped.wait(), 60)
+        await asyncio.wait_for(job.stopped.wait(), 300)
         await until(lambda: not server.service.clients)
 
 

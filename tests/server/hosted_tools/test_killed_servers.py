@@ -79,7 +79,7 @@ async def test_calls_that_ran_when_their_server_was_killed_have_failed_and_run_o
         async with launched(*flags) as killed:
             pids.append(killed.process.pid)
             response_id = await begin(killed.url, tools=[CODE_TOOL, server()])
-            assert await asyncio.wait_for(killed.process.wait(), 60) == -signal.SIGKILL
+            assert await asyncio.wait_for(killed.process.wait(), 300) == -signal.SIGKILL
         async with serve(
             engine, store=store, limits=Limits(run_lease_s=LEASE_S), mcp=(registered(fake, headers=()),)
         ) as other:
@@ -115,7 +115,7 @@ async def test_a_call_whose_events_cannot_be_written_does_not_run(
         monkeypatch.setattr(runs, "append", append_later)
         api = Api(running)
         begun = await api.begin(tools=[server()])
-        await asyncio.wait_for(written.wait(), 60)
+        await asyncio.wait_for(written.wait(), 300)
         # Time enough for a call that does not wait: another client's whole response with the same call.
         status, response = await running.post(input="1 + 2?", tools=[server()])
         assert (status, response["output"][1]["output"]) == (200, "3")

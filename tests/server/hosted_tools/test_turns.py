@@ -16,7 +16,7 @@ from slipring.core.generation import CallArguments, CallEnded, CallStarted, Text
 from slipring.core.limits import Limits
 from slipring.engines.catalog import open_engine
 from slipring.protocol.pictures.item_pictures import base64_of, pictures
-from slipring.server.background import unfinished_runs
+from slipring.server.background import orphaned_runs
 from tests.api import Api
 from tests.harness import PuppetEngine, Running, serve
 from tests.mcp.fakes import ADD, Exchange, FakeServer, Reply, event, result, serving, text
@@ -371,7 +371,7 @@ async def test_a_client_that_disconnects_cancels_the_call() -> None:
             performance.emit(CallStarted("function", "wait", "fake"), CallArguments("{}"), CallEnded())
             performance.finish()
             await called(fake)
-        await asyncio.wait_for(fake.disconnected.wait(), 60)
+        await asyncio.wait_for(fake.disconnected.wait(), 300)
 
 
 def contents(folder: Path) -> str:
@@ -464,7 +464,7 @@ async def test_a_stored_chain_continues_with_the_same_context(tmp_path: Path) ->
 async def recorded(running: Running, response_id: str, mark: bytes) -> None:
     """Wait until the store has an event with this text, and the end of its item."""
     runs = running.service.store.runs
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while True:
             data = [each.data for each in await runs.events("default", response_id, after=-1, limit=500)]
             if any(mark in each for each in data[:-1]):
@@ -487,8 +487,8 @@ async def test_a_call_that_had_begun_when_its_server_died_has_failed() -> None:
         await recorded(running, begun["id"], b"response.mcp_call.completed")
         # Another node takes the run over, as it does when the lease of the owner has expired.
         run = await runs.read("default", begun["id"])
-        await unfinished_runs.fail_abandoned(
-            running.service.store, run, unfinished_runs.Claim("other", run.lease_until, running.service.seal)
+        await orphaned_runs.fail_abandoned(
+            running.service.store, run, orphaned_runs.Claim("other", run.lease_until, running.service.seal)
         )
         failed = await api.read(begun["id"])
         assert failed["status"] == "failed"
@@ -514,7 +514,7 @@ async def test_a_cancelled_background_response_cancels_its_calls() -> None:
         performance.finish()
         await called(fake)
         cancelled = await api.cancel(begun["id"])
-        await asyncio.wait_for(fake.disconnected.wait(), 60)
+        await asyncio.wait_for(fake.disconnected.wait(), 300)
         assert (cancelled["status"], cancelled["output"][-1]["status"]) == ("cancelled", "failed")
 
 

@@ -20,7 +20,7 @@ async def stopping(server: Running) -> AsyncIterator[asyncio.Task[None]]:
     task = asyncio.create_task(server.server.stop())
     await until(lambda: server.service.draining)
     yield task
-    await asyncio.wait_for(task, 60)
+    await asyncio.wait_for(task, 300)
 
 
 async def start_response(socket: Socket, engine: PuppetEngine, lane: str | None = None) -> Performance:
@@ -99,7 +99,7 @@ async def test_a_response_that_exceeds_the_deadline_fails() -> None:
             assert failed["response"]["error"]["code"] == "server_error"
             assert failed["response"]["output"][0]["status"] == "incomplete"
             await assert_closed_with_notice(socket)
-            await asyncio.wait_for(performance.stopped.wait(), 60)
+            await asyncio.wait_for(performance.stopped.wait(), 300)
 
 
 async def test_new_connections_are_refused() -> None:
@@ -175,7 +175,7 @@ async def test_a_request_that_exceeds_the_deadline_fails() -> None:
             failed = (await stream)[-1]
             assert failed["type"] == "response.failed"
             for performance in (first, second):
-                await asyncio.wait_for(performance.stopped.wait(), 60)
+                await asyncio.wait_for(performance.stopped.wait(), 300)
 
 
 async def test_a_client_that_does_not_answer_the_close_does_not_delay_the_stop() -> None:
@@ -189,7 +189,7 @@ async def test_a_client_that_disconnects_ends_the_wait() -> None:
         performance = await start_response(socket, engine)
         async with stopping(server):
             await socket.ws.close()
-            await asyncio.wait_for(performance.stopped.wait(), 60)
+            await asyncio.wait_for(performance.stopped.wait(), 300)
 
 
 async def test_the_engine_is_closed_after_the_last_response() -> None:
@@ -225,7 +225,7 @@ async def test_a_request_whose_body_arrives_during_the_stop_is_rejected(stream: 
 
         server.service.keyring.admit = watched_admit
         await raw.send(head + body[:5])
-        await asyncio.wait_for(admitted.wait(), 60)
+        await asyncio.wait_for(admitted.wait(), 300)
         server.service.draining = True
         await raw.send(body[5:])
         answer = await raw.read_head()

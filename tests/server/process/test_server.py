@@ -42,5 +42,5 @@ async def test_a_signal_stops_a_server_whose_engine_is_loading() -> None:
     serving = asyncio.create_task(server.serve(lambda server: None))
     await engine.loading.wait()
     os.kill(os.getpid(), signal.SIGTERM)
-    await asyncio.wait_for(serving, 60)
+    await asyncio.wait_for(serving, 300)
     assert engine.closed

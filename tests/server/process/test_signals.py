@@ -31,7 +31,7 @@ async def last_events(ws: aiohttp.ClientWebSocketResponse) -> list[dict[str, Any
     """The terminal event and the error that announces the stop."""
     events: list[dict[str, Any]] = []
     while not events or events[-1]["type"] != "error":
-        events.append(await ws.receive_json(timeout=60))
+        events.append(await ws.receive_json(timeout=300))
     await ws.close()
     return events[-2:]
 
@@ -46,7 +46,7 @@ def assert_drained(events: list[dict[str, Any]]) -> None:
 async def first_complaint(server: Process) -> str:
     """The first line on standard error."""
     assert server.process.stderr is not None
-    line = await asyncio.wait_for(server.process.stderr.readline(), 60)
+    line = await asyncio.wait_for(server.process.stderr.readline(), 300)
     assert line, "standard error was closed"
     return line.decode().rstrip("\n")
 
@@ -55,7 +55,7 @@ async def ended_by(server: Process, signal_it: Callable[[], object]) -> int:
     """Signal a server until it has ended, as an operator who keeps pressing Ctrl-C: one signal shortly after
     another counts as the same. Returns the exit code. ``signal_it`` uses no method of the process, because
     that would reap it."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while server.process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 signal_it()
@@ -68,8 +68,9 @@ async def test_repeated_hangups_stop_gracefully() -> None:
         ws = await running_response(http, server)
         stopped = asyncio.create_task(server.stop(signal.SIGHUP))
         for _ in range(3):
-            assert (await ws.receive_json(timeout=60))["type"].startswith("response.")
-            server.process.send_signal(signal.SIGHUP)
+            assert (await ws.receive_json(timeout=300))["type"].startswith("response.")
+            with contextlib.suppress(ProcessLookupError):  # it may have stopped by now
+                server.process.send_signal(signal.SIGHUP)
         assert_drained(await last_events(ws))
         assert await stopped == 0
         assert await server.line() == "slipring: stopped"
@@ -79,10 +80,11 @@ async def test_a_hangup_before_or_after_a_sigterm_does_not_make_the_stop_immedia
     async with launched(*SLOW) as server, aiohttp.ClientSession() as http:
         ws = await running_response(http, server)
         for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGHUP):
-            server.process.send_signal(number)
-            assert (await ws.receive_json(timeout=60))["type"].startswith("response.")
+            with contextlib.suppress(ProcessLookupError):  # it may have stopped by now
+                server.process.send_signal(number)
+            assert (await ws.receive_json(timeout=300))["type"].startswith("response.")
         assert_drained(await last_events(ws))
-        assert await asyncio.wait_for(server.process.wait(), 60) == 0
+        assert await asyncio.wait_for(server.process.wait(), 300) == 0
 
 
 async def test_user_signals_are_logged_and_ignored() -> None:
@@ -114,7 +116,7 @@ async def test_a_signal_stops_a_server_whose_engine_is_loading(number: int) -> N
     await engine.loading.wait()
     os.kill(os.getpid(), signal.SIGUSR1)
     os.kill(os.getpid(), number)
-    await asyncio.wait_for(serving, 60)
+    await asyncio.wait_for(serving, 300)
     assert engine.closed
 
 
@@ -128,7 +130,7 @@ async def test_a_hangup_of_all_processes_stops_all_workers_gracefully() -> None:
             os.kill(pid, signal.SIGHUP)
         server.process.send_signal(signal.SIGHUP)
         assert_drained(await last_events(ws))
-        assert await asyncio.wait_for(server.process.wait(), 60) == 0
+        assert await asyncio.wait_for(server.process.wait(), 300) == 0
 
 
 async def test_workers_ignore_a_hangup_that_their_supervisor_ignores() -> None:
@@ -147,7 +149,7 @@ async def pids_that_ignored(server: Process, count: int) -> set[int]:
     """The first ``count`` processes that log an ignored signal."""
     assert server.process.stderr is not None
     pids: set[int] = set()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while len(pids) < count:
             line = (await server.process.stderr.readline()).decode()
             assert line, "ended"
@@ -179,7 +181,7 @@ async def at_terminal(*arguments: str) -> AsyncIterator[tuple[Process, int]]:
     server = Process(process, [])
     try:
         while not (server.output and "OPENAI_BASE_URL" in server.output[-1]):
-            server.output.append(await server.line(60))
+            server.output.append(await server.line())
             assert process.returncode is None
         yield server, master
     finally:
@@ -198,7 +200,7 @@ async def test_a_server_whose_terminal_closes_stops_gracefully(arguments: tuple[
         children = children_of(server.process.pid)
         os.close(master)
         assert_drained(await last_events(ws))
-        assert await asyncio.wait_for(server.process.wait(), 60) == 0
+        assert await asyncio.wait_for(server.process.wait(), 300) == 0
         await until(lambda: not any(map(is_alive, children)))
 
 
@@ -207,7 +209,7 @@ async def read_until(terminal: int, text: str) -> str:
     loop = asyncio.get_running_loop()
     os.set_blocking(terminal, False)
     output = ""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while text not in output:
             readable = asyncio.Event()
             loop.add_reader(terminal, readable.set)

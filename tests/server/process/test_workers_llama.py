@@ -48,7 +48,7 @@ class Chain:
             {"type": "response.create", "input": ASK, "previous_response_id": self._latest, **GREEDY}
         )
         while True:
-            event = await self._ws.receive_json(timeout=60)
+            event = await self._ws.receive_json(timeout=300)
             if event["type"] == "error":
                 return {"status": "failed", **event}
             if event["type"] in TERMINAL:

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.commands.test_cli import FAST
 from tests.server.admin.watching import ANY_PORT
-from tests.server.process.test_workers import PATIENCE_S, pids_of, workers
+from tests.server.process.test_workers import PATIENCE_S, is_alive, pids_of, until, workers
 
 _TURNS = 8
 
@@ -57,10 +57,14 @@ async def test_counters_do_not_fall_when_a_worker_is_killed_and_replaced() -> No
         await scraper.until("slipring_processes", 2)
         assert scraper.values["slipring_turn_seconds_count"] == _TURNS
         assert scraper.values["process_open_fds"] > 0
-        os.kill(min(await pids_of(server.url)), signal.SIGKILL)
-        await scraper.until("slipring_processes", 1)
+        killed = min(await pids_of(server.url))
+        os.kill(killed, signal.SIGKILL)
+        await until(lambda: not is_alive(killed))
+        await scraper.scrape()
         assert scraper.values["slipring_turns_total"] == _TURNS
+        await pids_of(server.url)
         await scraper.until("slipring_processes", 2)
+        assert scraper.values["slipring_turns_total"] == _TURNS
         async with http.post(f"{server.url}/responses", json={"input": "hello"}) as answer:
             assert answer.status == 200
         await scraper.until("slipring_turns_total", _TURNS + 1)

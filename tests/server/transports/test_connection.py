@@ -50,7 +50,7 @@ async def started(socket: Socket, engine: PuppetEngine, **fields: object) -> Per
 
 
 async def stopped(performance: Performance) -> None:
-    await asyncio.wait_for(performance.stopped.wait(), 60)
+    await asyncio.wait_for(performance.stopped.wait(), 300)
 
 
 async def stalled(performance: Performance) -> int:
@@ -82,7 +82,7 @@ async def ticked_away(server: Running) -> None:
             server.service.connections.tick()
             await asyncio.sleep(0)
 
-    await asyncio.wait_for(tick(), 60)
+    await asyncio.wait_for(tick(), 300)
 
 
 # Pings.
@@ -93,7 +93,7 @@ async def test_a_ping_is_answered_during_a_response() -> None:
     async with serve(engine) as server, server.connect(autoping=False) as socket:
         performance = await started(socket, engine)
         await socket.ws.ping(b"there?")
-        answer = await socket.ws.receive(timeout=60)
+        answer = await socket.ws.receive(timeout=300)
         assert (answer.type, answer.data) == (WSMsgType.PONG, b"there?")
         performance.finish()
         await socket.until(*TERMINAL)
@@ -105,7 +105,7 @@ async def test_a_silent_client_is_pinged_and_stays_connected_if_it_answers() -> 
         stop_clock(server)
         for _ in range(3):
             connection_of(server).tick()
-            assert (await socket.ws.receive(timeout=60)).type is WSMsgType.PING
+            assert (await socket.ws.receive(timeout=300)).type is WSMsgType.PING
             await socket.ws.pong()
         assert (await socket.response(input="hello"))["status"] == "completed"
 

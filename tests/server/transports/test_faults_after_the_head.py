@@ -15,7 +15,7 @@ from aiohttp import web
 from slipring.base.aiohttp_internals import StreamedResponse
 from slipring.core.limits import Limits
 from slipring.protocol import wire
-from slipring.protocol.endpoints import event_blocks
+from slipring.protocol.endpoints import translation
 from slipring.protocol.events import Event
 from slipring.protocol.responses import Response
 from slipring.server.background import event_stream, runs
@@ -56,7 +56,7 @@ async def is_cut_off(answer: aiohttp.ClientResponse) -> bytes:
     received: list[bytes] = []
     assert answer.status == 200
     with pytest.raises(aiohttp.ClientPayloadError):
-        await asyncio.wait_for(_read(answer, received), 60)
+        await asyncio.wait_for(_read(answer, received), 300)
     return b"".join(received)
 
 
@@ -101,8 +101,8 @@ async def test_a_stream_over_http_1_0_ends_too(monkeypatch: pytest.MonkeyPatch) 
 
 async def test_the_stream_of_a_background_create_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(limits=SILENT) as (engine, api):
-        block = failing_later(2, event_blocks.named_block)
-        monkeypatch.setattr(event_blocks, "named_block", block)
+        block = failing_later(2, translation.named_block)
+        monkeypatch.setattr(translation, "named_block", block)
         body = {"input": "hello", "background": True, "stream": True}
         async with api.server.http.post(f"{api.server.url}/responses", json=body, headers=KEY) as answer:
             (await engine.next()).say("a")
@@ -123,7 +123,7 @@ async def test_a_stream_whose_head_is_ready_but_not_sent_is_cut_off(monkeypatch:
         )
         with pytest.raises(aiohttp.ServerDisconnectedError):
             await posting
-        await asyncio.wait_for((await engine.next()).stopped.wait(), 60)
+        await asyncio.wait_for((await engine.next()).stopped.wait(), 300)
         await gone(server)
 
 
@@ -209,11 +209,11 @@ async def test_a_stream_of_which_no_event_can_be_encoded_ends(
         performance = await engine.next()
         performance.say("a")
         if is_begun:
-            await asyncio.wait_for(performance.pulled.acquire(), 60)
+            await asyncio.wait_for(performance.pulled.acquire(), 300)
             break_encoder(monkeypatch)
         performance.say("b")
         performance.finish()
-        status, received = await asyncio.wait_for(posting, 60)
+        status, received = await asyncio.wait_for(posting, 300)
         assert status == (200 if is_begun else 500)
         assert b"[DONE]" not in received
         await gone(server)
@@ -236,7 +236,7 @@ async def test_a_response_that_cannot_be_encoded_is_answered_with_an_error(
         break_encoder(monkeypatch)
         posting = asyncio.create_task(post_and_read(server, {"input": "hello", "store": False}))
         (await engine.next()).finish()
-        assert (await asyncio.wait_for(posting, 60))[0] == 500
+        assert (await asyncio.wait_for(posting, 300))[0] == 500
         await gone(server)
 
 
@@ -258,12 +258,12 @@ async def test_a_background_response_whose_end_cannot_be_encoded_fails() -> None
         posting = asyncio.create_task(post_and_read(api.server, body))
         performance = await engine.next()
         performance.say("a")
-        await asyncio.wait_for(performance.pulled.acquire(), 60)
+        await asyncio.wait_for(performance.pulled.acquire(), 300)
         (live,) = api.server.server.background._runs.values()
         with pytest.MonkeyPatch.context() as patch:
             break_encoder(patch)
             performance.finish()
             await until(lambda: live.is_over)
-        received = (await asyncio.wait_for(posting, 60))[1]
+        received = (await asyncio.wait_for(posting, 300))[1]
         assert b"event: response.failed" in received
         assert received.endswith(b"data: [DONE]\n\n")

@@ -147,7 +147,7 @@ async def test_a_disconnect_during_a_step_keeps_the_steps_before_it(store: bool)
             performance.say("It is")
             await socket.until("response.output_text.delta")
             await cut(server, socket)
-        await asyncio.wait_for(performance.stopped.wait(), 60)
+        await asyncio.wait_for(performance.stopped.wait(), 300)
         async with server.connect(headers=HEADER) as socket:
             await socket.create(**{**ASK, "input": "Go on."}, previous_response_id=done["response_id"])
             again = await engine.next()

@@ -607,7 +607,7 @@ async def test_an_acknowledgement_is_ignored() -> None:
 async def test_json_in_a_binary_frame_is_served_and_answered_as_text() -> None:
     async with serve() as server, server.connect() as socket:
         await socket.ws.send_bytes('{"type": "response.create", "input": "é"}'.encode())
-        message = await socket.ws.receive(timeout=60)
+        message = await socket.ws.receive(timeout=300)
         assert message.type is WSMsgType.TEXT
         socket.order.see(json.loads(message.data))
         await socket.until(*TERMINAL)

@@ -1,7 +1,10 @@
 """The checks of ``slipring doctor``. Each returns what it found: one finding, or one per engine.
 
-The store and the engines are opened as a server would, which may create the store's file, and closed again. A
-problem is a finding and never an exception.
+The store and the engines are opened as a server would, which may create the store's file, and closed again.
+Nothing is fetched from a model hub. A problem is a finding and never an exception.
+
+Checks are functions that block, each with an event loop of its own where it needs one: Ctrl-C ends at once
+what blocks in the main thread.
 """
 
 import asyncio
@@ -12,7 +15,7 @@ import re
 import shutil
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -23,15 +26,22 @@ from msgspec import Struct
 
 from slipring.base.errors import StartupError, Unavailable
 from slipring.config.settings import ADMIN_AUTO, ADMIN_OFF, Config
-from slipring.engines.catalog import open_engine
+from slipring.engines.catalog import check_options, open_engine
+from slipring.engines.hub.fitting_context import available_memory
 from slipring.engines.hub.gguf_variants import gigabytes
-from slipring.engines.hub.memory_fit import available_memory
 from slipring.engines.hub.model_hub import ModelHub
-from slipring.engines.hub.named_models import model_of_flag, opened_name
+from slipring.engines.hub.model_names import (
+    Fetch,
+    full_name,
+    model_of_flag,
+    names_hub_model,
+    opened_name,
+    to_fetch,
+)
 from slipring.server.access.auth import require_keys
-from slipring.server.connections.file_descriptors import is_reduced, raise_limit, room_for_connections
+from slipring.server.connections.connection_limits import is_reduced, raise_limit, room_for_connections
 from slipring.server.process.listening_sockets import listen
-from slipring.stores.catalog import default_file, open_store
+from slipring.stores.store import default_file, open_store
 
 State = Literal["ok", "warn", "fail"]
 _LITTLE_MEMORY = 1 << 30
@@ -54,10 +64,10 @@ class Finding(Struct, frozen=True):
     remedy: str = ""
 
 
-Check = Callable[[Config], Awaitable[Sequence[Finding]]]
+Check = Callable[[Config], Sequence[Finding]]
 
 
-async def check_machine(config: Config) -> list[Finding]:
+def check_machine(config: Config) -> list[Finding]:
     memory = available_memory()
     known = f", {gigabytes(memory)} of memory available" if memory is not None else ""
     what = f"Python {platform.python_version()}, {platform.machine()}, {os.cpu_count()} cores{known}"
@@ -66,7 +76,7 @@ async def check_machine(config: Config) -> list[Finding]:
     return [Finding("machine", "ok", what)]
 
 
-async def check_open_files(config: Config) -> list[Finding]:
+def check_open_files(config: Config) -> list[Finding]:
     wanted = config.limits.max_connections
     room = room_for_connections(raise_limit(), wanted)
     what = f"room for {room} connections, of {wanted} that the settings allow"
@@ -75,8 +85,12 @@ async def check_open_files(config: Config) -> list[Finding]:
     return [Finding("open files", "ok", what)]
 
 
-async def check_store(config: Config) -> list[Finding]:
+def check_store(config: Config) -> list[Finding]:
     """Open the store, read from it, and look how much room its disk has."""
+    return asyncio.run(_try_store(config))
+
+
+async def _try_store(config: Config) -> list[Finding]:
     name = config.store.partition(":")[0]
     try:
         store = open_store(config.store, config.limits, is_synced=not config.store_unsynced)
@@ -104,7 +118,7 @@ async def check_store(config: Config) -> list[Finding]:
     return [Finding("store", "ok", what)]
 
 
-async def check_addresses(config: Config) -> list[Finding]:
+def check_addresses(config: Config) -> list[Finding]:
     """Bind the addresses that the server would listen on."""
     found = [_bindable("address", config.host, config.port)]
     if config.admin not in (ADMIN_OFF, ADMIN_AUTO):
@@ -121,20 +135,11 @@ def _bindable(name: str, host: str, port: int) -> Finding:
     return Finding(name, "ok", f"{host}:{port} is free")
 
 
-async def check_keys(config: Config) -> list[Finding]:
+def check_keys(config: Config) -> list[Finding]:
     """Whether there are keys, in the settings or in the store: without any, only loopback is served."""
     if config.api_key:
         return [Finding("API keys", "ok", f"{len(config.api_key)} in the settings")]
-    try:
-        store = open_store(config.store, config.limits, is_synced=not config.store_unsynced)
-        try:
-            await store.start()
-            has_keys = await store.keys.exist()
-        finally:
-            await store.close()
-    except (StartupError, Unavailable):
-        has_keys = False  # what is wrong with the store is a finding of its own
-    if has_keys:
+    if asyncio.run(_stores_keys(config)):
         return [Finding("API keys", "ok", "in the store (slipring keys list)")]
     try:
         require_keys(config)
@@ -143,39 +148,79 @@ async def check_keys(config: Config) -> list[Finding]:
     return [Finding("API keys", "ok", "none: only this machine is served, without keys")]
 
 
-async def check_engines(config: Config) -> list[Finding]:
-    """Start every engine, as a server would, and report what it logs then."""
+async def _stores_keys(config: Config) -> bool:
+    try:
+        store = open_store(config.store, config.limits, is_synced=not config.store_unsynced)
+        try:
+            await store.start()
+            return await store.keys.exist()
+        finally:
+            await store.close()
+    except (StartupError, Unavailable):
+        return False  # what is wrong with the store is a finding of its own
+
+
+def check_engines(config: Config) -> list[Finding]:
+    """Start every engine, as a server would, and report what it logs then. Of one that a server would fetch
+    first, report what that is and whether there is room for it."""
     names = list(dict.fromkeys(entry.engine for entry in config.models))
     if not names:
         try:
             names = [model_of_flag(config.engine, config.model)[0]]
         except StartupError as error:
             return [Finding("engine", "fail", str(error))]
-    return [finding for name in names for finding in await _check_engine(name)]
+    return [finding for name in names for finding in _check_engine(name)]
 
 
-async def _check_engine(name: str) -> list[Finding]:
-    label = f"engine {name.partition(':')[0]}"
-    found = await _check_address(label, name)
+def _check_engine(name: str) -> list[Finding]:
+    label = f"engine {full_name(name).partition(':')[0]}"
+    found = asyncio.run(_check_address(label, name))
     if any(finding.state == "fail" for finding in found):
         return found
+    hub = ModelHub()
     with _logged() as lines:
         try:
-            engine = open_engine(await asyncio.to_thread(opened_name, name, ModelHub()))
+            if names_hub_model(name):
+                check_options(full_name(name))
+            if (fetch := to_fetch(name, hub)) is not None:
+                return [*found, *_fetched(label, fetch, hub.room)]
+            opened = opened_name(name, hub)
         except StartupError as error:
             return [*found, Finding(label, "fail", str(error))]
+        found += asyncio.run(_try_engine(label, opened))
+    return found + [Finding(label, state, line) for state, line in lines]
+
+
+def _fetched(label: str, fetch: Fetch, room: int) -> Iterator[Finding]:
+    """What a server would fetch for an engine, and whether it fits."""
+    what = f"not started: a server fetches {fetch.what} first"
+    size = f"{gigabytes(fetch.size)} to fetch, {gigabytes(room)} free on the disk of the hub's cache"
+    if fetch.size > room:
+        yield Finding(label, "fail", f"{what}: {size}", "free some, or name another place with HF_HOME")
+    else:
+        yield Finding(label, "ok", f"{what}: {size}")
+    memory = available_memory()
+    if fetch.needed_memory and memory is not None:
+        needed = f"needs {gigabytes(fetch.needed_memory)} of memory, {gigabytes(memory)} are available"
+        is_enough = fetch.needed_memory <= memory
+        remedy = "" if is_enough else "choose a smaller quantization, as ORG/REPO:QUANTIZATION"
+        yield Finding(label, "ok" if is_enough else "warn", needed, remedy)
+
+
+async def _try_engine(label: str, name: str) -> list[Finding]:
+    try:
+        engine = open_engine(name)
         try:
             await asyncio.wait_for(engine.start(), _ENGINE_START_S)
             models = ", ".join(model.name for model in engine.models())
             trouble = engine.trouble
-        except StartupError as error:
-            return [*found, Finding(label, "fail", str(error))]
-        except TimeoutError:
-            return [*found, Finding(label, "fail", f"did not start within {_ENGINE_START_S:.0f} s")]
         finally:
             await engine.close()
-    found.append(Finding(label, "fail", trouble) if trouble else Finding(label, "ok", f"serves {models}"))
-    return found + [Finding(label, state, line) for state, line in lines]
+    except StartupError as error:
+        return [Finding(label, "fail", str(error))]
+    except TimeoutError:
+        return [Finding(label, "fail", f"did not start within {_ENGINE_START_S:.0f} s")]
+    return [Finding(label, "fail", trouble) if trouble else Finding(label, "ok", f"serves {models}")]
 
 
 async def _check_address(label: str, name: str) -> list[Finding]:
@@ -255,6 +300,14 @@ def _logged() -> Iterator[list[tuple[State, str]]]:
         logger.removeHandler(collector)
         logger.setLevel(level)
         logger.propagate = propagates
+
+
+def require_start(config: Config) -> None:
+    """Raise ``StartupError`` for what would keep a server from starting, its engines apart."""
+    for check in (check_addresses, check_keys, check_store):
+        for finding in check(config):
+            if finding.state == "fail":
+                raise StartupError(f"{finding.what} ({finding.remedy})" if finding.remedy else finding.what)
 
 
 CHECKS: tuple[tuple[str, Check], ...] = (

@@ -1,7 +1,6 @@
 """``slipring doctor``: its flags, and the command."""
 
 import argparse
-import asyncio
 import sys
 
 import msgspec
@@ -25,7 +24,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def doctor(arguments: argparse.Namespace, config: Config) -> int:
     """Run all checks and print what they found. Returns the exit code: 1 if a server would not start."""
-    found = asyncio.run(_run(config))
+    found = _run(config)
     if arguments.json:
         print_encoded(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
     else:
@@ -35,12 +34,12 @@ def doctor(arguments: argparse.Namespace, config: Config) -> int:
     return FAILED if any(finding.state == "fail" for finding in found) else 0
 
 
-async def _run(config: Config) -> list[Finding]:
+def _run(config: Config) -> list[Finding]:
     found: list[Finding] = []
     with ProgressLine() as progress:
         for name, check in CHECKS:
             progress.show(f"checking {name}", restarts=True)
-            found += await check(config)
+            found += check(config)
     return found
 
 

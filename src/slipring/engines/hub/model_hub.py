@@ -1,13 +1,12 @@
 """Fetches models and tokenizers from a model hub into the cache that all programs of the hub's client share.
 
-That client honours ``HF_ENDPOINT``, ``HF_HOME``, ``HF_TOKEN`` and ``HF_HUB_OFFLINE``, goes on
-with a download when the connection was lost, and shows its progress on a terminal.
+That client honours ``HF_ENDPOINT``, ``HF_HOME``, ``HF_TOKEN`` and ``HF_HUB_OFFLINE``, and shows its progress
+on a terminal.
 """
 
-import hashlib
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,9 +15,11 @@ from msgspec import Struct
 
 from slipring.base.errors import StartupError
 from slipring.engines.hub.gguf_variants import HubFile, Variant, choose, gigabytes, variants_of
+from slipring.engines.hub.resumed_download import BlobDownload, damaged, free_bytes, require_room, sha256
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedFileInfo
+    from huggingface_hub.errors import HfHubHTTPError
 
 log = logging.getLogger("slipring")
 
@@ -27,7 +28,6 @@ _TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
     *("generation_config.json", "config.json"),
 )
-_CHUNK = 1 << 20
 _TIMEOUT_S = 30
 
 
@@ -60,32 +60,62 @@ def hub_name(text: str) -> HubName | None:
 class ModelHub:
     """A hub and its cache on this machine. Blocks while it downloads."""
 
-    def __init__(self, endpoint: str | None = None, cache: Path | None = None) -> None:
-        """None: what the hub's client takes from the environment."""
+    def __init__(
+        self,
+        endpoint: str | None = None,
+        cache: Path | None = None,
+        before_download: Callable[[], None] = lambda: None,
+    ) -> None:
+        """None: what the hub's client takes from the environment. ``before_download`` is called before each
+        model of which something is fetched; what it raises ends the fetching."""
         self._endpoint = endpoint
         self._cache = cache
+        self._before_download = before_download
+
+    def find_gguf(self, name: HubName, memory: int | None) -> Variant:
+        """The variant of a GGUF model to serve. Raises ``StartupError``."""
+        with _failures(name.repository):
+            variants = variants_of(self._files(name.repository))
+            return choose(name.repository, variants, name.quantization, memory)
+
+    def find_tokenizer(self, repository: str) -> list[HubFile]:
+        """The files that describe a model's tokenizer and template. Raises ``StartupError``."""
+        with _failures(repository):
+            files = [file for file in self._files(repository) if file.path in _TOKENIZER_FILES]
+        if all(file.path != _TOKENIZER_FILES[0] for file in files):
+            raise StartupError(
+                f"{repository} has no {_TOKENIZER_FILES[0]}; tokenizer= takes a model that has one, or a"
+                " directory"
+            )
+        return files
 
     def fetch_gguf(self, name: HubName, memory: int | None) -> tuple[Variant, str]:
         """Fetch a GGUF model, if the cache does not have it. Returns the variant and the path of its (first)
         file. Raises ``StartupError``."""
-        with _failures(name.repository):
-            variants = variants_of(self._files(name.repository))
-            variant = choose(name.repository, variants, name.quantization, memory)
-            paths = [self._fetch(name.repository, file) for file in variant.files]
-        return variant, paths[0]
+        variant = self.find_gguf(name, memory)
+        return variant, self._fetch_all(name.repository, variant.files)[0]
 
     def fetch_tokenizer(self, repository: str) -> str:
         """Fetch the files that describe a model's tokenizer and template. Returns their directory. Raises
         ``StartupError``."""
-        with _failures(repository):
-            files = [file for file in self._files(repository) if file.path in _TOKENIZER_FILES]
-            if all(file.path != _TOKENIZER_FILES[0] for file in files):
-                raise StartupError(
-                    f"{repository} has no {_TOKENIZER_FILES[0]}; tokenizer= takes a model that has one, or a"
-                    " directory"
-                )
-            paths = [self._fetch(repository, file) for file in files]
+        paths = self._fetch_all(repository, self.find_tokenizer(repository))
         return str(Path(paths[0]).parent)
+
+    def missing_bytes(self, repository: str, files: Sequence[HubFile]) -> int:
+        """How much of the files is still to be fetched."""
+        missing = (file for file in files if self._held_path(repository, file) is None)
+        return sum(file.size - self._blob(repository, file).held for file in missing)
+
+    @property
+    def room(self) -> int:
+        """Bytes that the disk of the cache has left."""
+        return free_bytes(self._directory)
+
+    @property
+    def _directory(self) -> Path:
+        from huggingface_hub.constants import HF_HUB_CACHE
+
+        return self._cache or Path(HF_HUB_CACHE)
 
     def fetch_description(self, name: HubName) -> str:
         """Fetch what describes a model without its weights, if the repository has that, else a GGUF file.
@@ -158,22 +188,60 @@ class ModelHub:
             for each in info.siblings or ()
         ]
 
-    def _fetch(self, repository: str, file: HubFile) -> str:
-        """Fetch one file, and check what was fetched now against the digest that the hub states."""
-        from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    def _held_path(self, repository: str, file: HubFile) -> str | None:
+        from huggingface_hub import try_to_load_from_cache
 
         held = try_to_load_from_cache(repository, file.path, cache_dir=self._cache)
-        if not isinstance(held, str):
-            log.info("fetching %s of %s (%s)", file.path, repository, gigabytes(file.size))
+        return held if isinstance(held, str) else None
+
+    def _blob(self, repository: str, file: HubFile) -> BlobDownload:
+        folder = f"models--{repository.replace('/', '--')}"
+        lock = self._directory / ".locks" / folder / f"{file.sha256}.lock"
+        return BlobDownload(repository, file, self._directory / folder / "blobs", lock)
+
+    def _fetch_all(self, repository: str, files: Sequence[HubFile]) -> list[str]:
+        """Fetch what the cache does not have. Returns the paths of all files."""
+        with _failures(repository):
+            if missing := self.missing_bytes(repository, files):
+                self._before_download()
+                require_room(self._directory, missing)
+            return [self._fetch(repository, file) for file in files]
+
+    def _fetch(self, repository: str, file: HubFile) -> str:
+        """Fetch one file, and check what was fetched now against the digest that the hub states."""
+        from huggingface_hub import hf_hub_download
+
+        held = self._held_path(repository, file)
+        is_checked = held is None and self._download(repository, file)
+        # Names the content in the client's cache. Fetches it only if that has not been done above, or if the
+        # hub has a newer one.
         path = hf_hub_download(repository, file.path, endpoint=self._endpoint, cache_dir=self._cache)
-        if path != held and file.sha256 and _sha256(path) != file.sha256:
+        if path != held and file.sha256 and not is_checked and sha256(Path(path)) != file.sha256:
             Path(path).resolve().unlink(missing_ok=True)
             Path(path).unlink(missing_ok=True)
-            raise StartupError(
-                f"{file.path} of {repository} was damaged on its way (its SHA-256 is not the one that the hub"
-                " states) and is removed: start again to fetch it again"
-            )
+            raise damaged(repository, file)
         return path
+
+    def _download(self, repository: str, file: HubFile) -> bool:
+        """Download and check the content of one file, so that a download that stops goes on the next time.
+        Returns False for what only the client can fetch: contents without a digest, and larger ones than the
+        hub gives as a whole."""
+        from huggingface_hub import get_hf_file_metadata, hf_hub_url
+        from huggingface_hub.constants import MAX_HTTP_DOWNLOAD_SIZE
+
+        blob = self._blob(repository, file)
+        if held := blob.held:
+            size = f"{gigabytes(file.size)}, of which {gigabytes(held)} are there"
+        else:
+            size = gigabytes(file.size)
+        log.info("fetching %s of %s (%s)", file.path, repository, size)
+        if not file.sha256 or file.size > MAX_HTTP_DOWNLOAD_SIZE:
+            return False
+        url = hf_hub_url(repository, file.path, endpoint=self._endpoint)
+        if get_hf_file_metadata(url, endpoint=self._endpoint).etag != file.sha256:
+            return False
+        blob.run(url)
+        return True
 
 
 class _Unreachable(Exception):
@@ -197,20 +265,32 @@ def _failures(repository: str) -> Iterator[None]:
         raise StartupError(
             f"{repository} is gated: accept its conditions on the hub, then set HF_TOKEN (or: hf auth login)"
         ) from None
-    except errors.RepositoryNotFoundError:
-        raise StartupError(
-            f"{repository}: no such file, and no such model on the hub (a private one needs HF_TOKEN)"
-        ) from None
+    except errors.HfHubHTTPError as error:
+        raise _refusal(repository, error) from None
     except errors.LocalEntryNotFoundError:
         raise StartupError(f"the model hub cannot be reached, and {repository} is not in the cache") from None
-    except (errors.HfHubHTTPError, errors.HFValidationError, HTTPError, OSError) as error:
-        reason = str(error).strip().splitlines()
-        raise StartupError(f"{repository} cannot be read: {reason[0] if reason else error!r}") from None
+    except (HTTPError, OSError, ValueError) as error:  # its own errors are of these kinds
+        raise StartupError(f"{repository} cannot be read: {_first_line(error)}") from None
 
 
-def _sha256(path: str) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
+def _refusal(repository: str, error: "HfHubHTTPError") -> StartupError:
+    """What a hub's answer means to who has named the repository."""
+    from huggingface_hub import get_token
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    has_token = get_token() is not None
+    response = error.response
+    is_unknown = response is not None and response.headers.get("X-Error-Code") == "RepoNotFound"
+    if response is not None and response.status_code == 401 and has_token and not is_unknown:
+        return StartupError(
+            f"{repository}: the hub refuses your token: set HF_TOKEN to a valid one (or: hf auth login), or"
+            " remove it to read public models (unset HF_TOKEN; hf auth logout)"
+        )
+    if isinstance(error, RepositoryNotFoundError):
+        private = "one that your token may not read" if has_token else "a private one needs HF_TOKEN"
+        return StartupError(f"{repository}: no such file, and no such model on the hub ({private})")
+    return StartupError(f"{repository} cannot be read: {_first_line(error)}")
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), repr(error))

@@ -4,8 +4,7 @@ llama.cpp takes no ids beside pictures, and refuses a request with a picture tha
 """
 
 from slipring.engines.grey_square import grey_square
-from slipring.engines.llama.api import Api, pictured_prompt
-from slipring.engines.llama.remote import describe
+from slipring.engines.llama.api import Api, describe, pictured_prompt
 from slipring.prompts.spelled_context import ContextSpeller
 from slipring.prompts.tokenization.tokenizer import Vocabulary
 from slipring.protocol import wire

@@ -25,6 +25,7 @@ from slipring.protocol.chat_completions.error_paths import (
     Fields,
     Place,
 )
+from slipring.protocol.client_items import ImageDetail
 from slipring.protocol.endpoints.resent_messages import NOTHING_KNOWN, Known, Piece
 from slipring.protocol.items import MOST_ITEMS, MOST_PARTS, numbered_call
 
@@ -39,7 +40,7 @@ class TextContent(Struct, tag_field="type", tag="text"):
 
 class ImageUrl(Struct):
     url: str
-    detail: str | None = None
+    detail: ImageDetail | None = None
 
 
 class ImageContent(Struct, tag_field="type", tag="image_url"):
@@ -114,7 +115,7 @@ class OutputText(Struct, tag_field="type", tag="output_text"):
 
 class InputImage(Struct, tag_field="type", tag="input_image", omit_defaults=True):
     image_url: str
-    detail: str | None = None
+    detail: ImageDetail | None = None
 
 
 class InputFile(Struct, tag_field="type", tag="input_file", omit_defaults=True):

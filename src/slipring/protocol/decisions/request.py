@@ -4,13 +4,14 @@ Unknown fields pass. ``input`` and ``questions`` stay raw until their length is 
 would block the event loop.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Raw, Struct
 
 from slipring.base.errors import InvalidRequest
 from slipring.protocol import wire
+from slipring.protocol.client_items import ImageDetail
 from slipring.protocol.requests import PromptCacheOptions
 
 MOST_QUESTIONS = 400
@@ -33,7 +34,7 @@ class QuestionText(Struct, tag_field="type", tag="input_text"):
 
 class QuestionImage(Struct, tag_field="type", tag="input_image"):
     image_url: str
-    detail: Literal["low", "high", "auto", "original"] | None = None
+    detail: ImageDetail | None = None
 
 
 class QuestionJson(Struct, tag_field="type", tag="input_json"):

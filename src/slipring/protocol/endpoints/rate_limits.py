@@ -9,7 +9,7 @@ from msgspec import Struct
 class RateLimit(Struct, frozen=True):
     """A quota, as it stands."""
 
-    unit: Literal["requests", "tokens"]
+    unit: Literal["requests", "tokens", "images"]
     limit: int
     remaining: int
     resets_at: str

@@ -13,7 +13,7 @@ from slipring.protocol.events import Error, Event
 from slipring.protocol.items import Effort
 from slipring.protocol.messages import answer, errors, requests
 from slipring.protocol.messages.answer import Wishes
-from slipring.protocol.messages.fields import Fields
+from slipring.protocol.messages.error_paths import Fields
 from slipring.protocol.messages.history import History, Opens
 from slipring.protocol.messages.loaded_tools import LoadedTools
 from slipring.protocol.messages.requests import CountRequest, ThinkingDisabled, ThinkingEnabled
@@ -22,9 +22,9 @@ from slipring.protocol.messages.tools import NoChoice, Tools
 from slipring.protocol.requests import CreateRequest, ReasoningConfig, ResentHistory, TextConfig
 from slipring.protocol.responses import Response
 
-_NAMES = {"requests": ("requests",), "tokens": ("tokens", "input-tokens", "output-tokens")}
-"""The limits that the API has for a quota of ours. Tokens of prompts and of answers have one quota here: what
-is left of it bounds both."""
+_NAMES = {"requests": ("requests",), "tokens": ("tokens", "input-tokens", "output-tokens"), "images": ()}
+"""The limits that the API has for a quota of ours: none for images. Tokens of prompts and of answers have one
+quota here: what is left of it bounds both."""
 _LONGEST_ID = 128
 _INCLUDED = {
     "web_search": "web_search_call.action.sources",

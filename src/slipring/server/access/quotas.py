@@ -1,9 +1,9 @@
-"""Quotas of API keys: requests per minute and tokens per day.
+"""Quotas of API keys: requests and images per minute, and tokens per day.
 
 Each server counts usage in memory and exchanges it with the store about once a second; the store adds up the
 counts of all servers. Requests do not wait for these exchanges, so a quota can be exceeded by what all
-servers admit between two of them. It can also be exceeded by running turns, whose tokens are counted at their
-end. While the store cannot be reached, servers continue with the last known counts.
+servers admit between two of them. That of tokens can also be exceeded by running turns, whose tokens are
+counted at their end. While the store cannot be reached, servers continue with the last known counts.
 
 Windows are calendar minutes and days in UTC, so that they end for all servers at the same time.
 """
@@ -30,13 +30,14 @@ _IN_USE_S = 60.0
 
 
 class _Measure(Struct, frozen=True):
-    unit: Literal["requests", "tokens"]
+    unit: Literal["requests", "tokens", "images"]
     period: Literal["minute", "day"]
     seconds: int
 
 
 _REQUESTS = _Measure("requests", "minute", 60)
 _TOKENS = _Measure("tokens", "day", 24 * 60 * 60)
+_IMAGES = _Measure("images", "minute", 60)
 
 
 class _Tally:
@@ -95,17 +96,32 @@ class Quotas:
             self._tally(key, _REQUESTS).add(1)
 
     async def require_room(self, key: Key) -> None:
-        """Raise ``RateLimited`` if a quota of a key is used up."""
+        """Raise ``RateLimited`` if a quota of a key is used up, except for that of images: a turn may have
+        none."""
         limits = _limits(key)
         await self._refresh([self._tally(key, measure) for measure in limits])
         # Looked up again: the wait may have crossed into another window. No other task runs from here on.
         for measure, limit in limits.items():
-            tally = self._tally(key, measure)
-            if tally.used >= limit:
-                raise RateLimited(
-                    f"Rate limit reached for this API key: {limit} {measure.unit} per {measure.period}.",
-                    retry_after_s=tally.ends_at - self.now(),
-                )
+            if measure is not _IMAGES and self._tally(key, measure).used >= limit:
+                raise self._reached(key, measure, limit)
+
+    async def admit_images(self, key: Key, count: int, *, refuses: bool) -> None:
+        """Count images that a turn shows to its model. Raises ``RateLimited`` if so many are not left, unless
+        the turn has begun and ``refuses`` is False."""
+        limit = key.images_per_minute
+        if limit is None:
+            return
+        await self._refresh([self._tally(key, _IMAGES)])
+        tally = self._tally(key, _IMAGES)
+        if refuses and tally.used + count > limit:
+            raise self._reached(key, _IMAGES, limit)
+        tally.add(count)
+
+    def _reached(self, key: Key, measure: _Measure, limit: int) -> RateLimited:
+        return RateLimited(
+            f"Rate limit reached for this API key: {limit} {measure.unit} per {measure.period}.",
+            retry_after_s=self._tally(key, measure).ends_at - self.now(),
+        )
 
     def spend(self, key: Key, tokens: int) -> None:
         """Count the tokens of a turn."""
@@ -182,5 +198,9 @@ class Quotas:
 
 
 def _limits(key: Key) -> dict[_Measure, int]:
-    limits = {_REQUESTS: key.requests_per_minute, _TOKENS: key.tokens_per_day}
+    limits = {
+        _REQUESTS: key.requests_per_minute,
+        _TOKENS: key.tokens_per_day,
+        _IMAGES: key.images_per_minute,
+    }
     return {measure: limit for measure, limit in limits.items() if limit is not None}

@@ -19,9 +19,10 @@ _PATIENCE_S = 2.0
 class StoreHealth:
     """Whether a store can be used: it is tried out when that is asked for, at most every few seconds."""
 
-    def __init__(self, store: Store, clock: Callable[[], float], *, patience_s: float = _PATIENCE_S) -> None:
+    def __init__(self, store: Store, clock: Callable[[], float], *, patience_s: float | None = None) -> None:
+        """``patience_s``: how long an answer waits for the store."""
         self._store = store
-        self._patience_s = patience_s
+        self._patience_s = _PATIENCE_S if patience_s is None else patience_s
         self._clock = clock
         self._tried_at: float | None = None
         self._trial: asyncio.Task[None] | None = None

@@ -244,7 +244,15 @@ _SEVENTH = (
     "CREATE INDEX slipring_picture_uses_items ON slipring_picture_uses (item_id, conversation_id, tenant)",
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH, _SEVENTH)
+# The images of keys.
+_EIGHTH = (
+    "ALTER TABLE slipring_keys ADD COLUMN images_per_minute BIGINT",
+    "ALTER TABLE slipring_usage ADD COLUMN images BIGINT NOT NULL DEFAULT 0",
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    *(_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH, _SEVENTH, _EIGHTH),
+)
 
 
 def is_newer(version: int) -> bool:

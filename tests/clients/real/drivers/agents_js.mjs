@@ -1,4 +1,7 @@
-// @openai/agents, driven: node agents_js.mjs SCENARIO websocket|http [URL OF AN MCP SERVER]. Prints one line of JSON.
+// @openai/agents, driven: node agents_js.mjs SCENARIO websocket|http [URL OF AN MCP SERVER, or FILES]. Prints one line of
+// JSON.
+import { readFileSync } from "node:fs";
+
 import {
   Agent,
   OpenAIProvider,
@@ -31,7 +34,9 @@ async function running(useResponsesWebSocket, work) {
   }
 }
 
-const [name, transport, serverUrl] = process.argv.slice(2);
+const [name, transport, ...given] = process.argv.slice(2);
+const [serverUrl] = given;
+const dataUrl = (path) => `data:image/png;base64,${readFileSync(path).toString("base64")}`;
 
 /** Runs an agent with the tools of an MCP server, which slipring runs; `approve`: what to decide, if it is asked. */
 const hosted = (socket, approve, options = {}) =>
@@ -88,6 +93,22 @@ const scenarios = {
     running(socket, async (runner) => {
       const result = await runner.run(talker, "Hello!");
       return { text: result.finalOutput };
+    }),
+
+  pictures: (socket) =>
+    running(socket, async (runner) => {
+      const look = tool({
+        name: "look",
+        description: "Look once more",
+        parameters: z.object({}),
+        execute: async () => ({ type: "image", image: dataUrl(given[1]) }),
+      });
+      const content = [
+        { type: "input_text", text: "Is it the same?" },
+        { type: "input_image", image: dataUrl(given[0]) },
+      ];
+      const viewer = new Agent({ name: "viewer", model, tools: [look] });
+      return { text: (await runner.run(viewer, [{ role: "user", content }])).finalOutput };
     }),
 
   hosted: (socket) => hosted(socket),

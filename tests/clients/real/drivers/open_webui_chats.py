@@ -40,7 +40,7 @@ class Site:
         headers = {"content-type": "application/json", "authorization": f"Bearer {self.token}"}
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, headers)
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=300) as answer:
             text = answer.read().decode()
         return text if text.startswith("data:") else json.loads(text)
 

@@ -1,4 +1,6 @@
-// openai-node's WebSocket, driven: node openai_node.mjs SCENARIO. Prints one line of JSON.
+// openai-node's WebSocket, driven: node openai_node.mjs SCENARIO [FILES]. Prints one line of JSON.
+import { readFileSync } from "node:fs";
+
 import OpenAI from "openai";
 import { ResponsesWebSocketSession } from "openai/lib/responses/responses-websocket-session";
 import { ResponsesWS } from "openai/resources/responses/ws";
@@ -19,6 +21,7 @@ const tools = [
     strict: true,
   },
 ];
+const dataUrl = (path) => `data:image/png;base64,${readFileSync(path).toString("base64")}`;
 const ENDS = ["response.completed", "response.failed", "response.incomplete"];
 
 /** Send creates and read each of them to its end; a bare error is an end too. */
@@ -91,6 +94,25 @@ const scenarios = {
     const { error } = await turn({ input: "hello", previous_response_id: "resp_unknown" });
     const { text } = await turn({ input: "hello" });
     return { error, text };
+  },
+
+  async pictures(ws) {
+    const [sent, returned] = process.argv.slice(3).map(dataUrl);
+    const turn = turns(ws);
+    const look = { ...tools[0], name: "look", parameters: { ...tools[0].parameters, properties: {}, required: [] } };
+    const content = [
+      { type: "input_text", text: "Is it the same?" },
+      { type: "input_image", image_url: sent, detail: "auto" },
+    ];
+    const first = await turn({ input: [{ role: "user", content }], tools: [look] });
+    const { call_id } = first.response.output.find((item) => item.type === "function_call");
+    const output = [{ type: "input_image", image_url: returned }];
+    const { text } = await turn({
+      input: [{ type: "function_call_output", call_id, output }],
+      tools: [look],
+      previous_response_id: first.response.id,
+    });
+    return { text };
   },
 
   async talk(ws) {

@@ -32,7 +32,7 @@ async def test_a_user_who_is_stopped_while_it_closes_leaves_nothing_open(
     app.router.add_get("/responses", answer_no_close)
     async with TestServer(app) as server:
         user = asyncio.create_task(use(str(server.make_url("/"))))
-        await asyncio.wait_for(closing.wait(), 60)  # the user now waits for the server's close frame
+        await asyncio.wait_for(closing.wait(), 300)  # the user now waits for the server's close frame
         user.cancel()
         with pytest.raises(asyncio.CancelledError):
             await user

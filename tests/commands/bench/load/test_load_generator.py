@@ -126,7 +126,7 @@ async def test_a_bare_socket_sends_what_was_recorded() -> None:
         generator = LocalGenerator(_job(server.url, is_checked=False))
         await generator.grow(2, 2, 0.0)
         await generator.begin()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while not (tally := await generator.end()).turns:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         await generator.stop()
@@ -136,7 +136,7 @@ async def test_a_bare_socket_sends_what_was_recorded() -> None:
 
 async def test_a_flood_counts_answers_and_refusals() -> None:
     engine = "simulated:tokens_per_s=0,output_tokens=4,max_jobs=1,max_waiting=0"
-    async with serve(engine) as server, asyncio.timeout(60):
+    async with serve(engine) as server, asyncio.timeout(300):
         flood = Flood(_access(server.url), {"model": "simulated"}, 3)
         flood.start()
         (held,) = server.service.catalog.engines

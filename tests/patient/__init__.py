@@ -1,0 +1,1 @@
+"""Long time limits, for the processes of all tests."""
