@@ -108,6 +108,12 @@ def image_count(item: Item) -> int:
     return sum(1 for _ in image_parts(item))
 
 
+@computed_once
+def file_count(item: Item) -> int:
+    """How many files an item has."""
+    return sum(isinstance(part, InputFile) for part in parts_of(item)) if may_have_images(item) else 0
+
+
 def pictures(item: Item) -> tuple[Picture, ...]:
     """The pictures of an item whose data it has, in the order of its parts. Raises ``BadPicture``. The data
     is read once: the result is kept with the item, also if it is bad."""
