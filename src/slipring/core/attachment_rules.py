@@ -12,7 +12,7 @@ from slipring.core.chain.state import Carry
 from slipring.core.checks.policies import Check, Policy
 from slipring.core.generation import Capabilities
 from slipring.core.limits import Limits
-from slipring.protocol.items import InputFile, InputImage, Item, may_have_images, part_param
+from slipring.protocol.items import InputFile, InputImage, Item, Message, may_have_images, part_param
 from slipring.protocol.pictures.item_pictures import (
     A_FILE,
     ALL_TYPES,
@@ -24,6 +24,7 @@ from slipring.protocol.pictures.item_pictures import (
     is_web,
     parts_of,
     pictures,
+    roles_in,
 )
 
 _BLIND = (
@@ -105,6 +106,12 @@ class AttachmentRules(Struct, frozen=True):
                 f" {', '.join(capabilities.picture_types)}.",
                 param="model",
             )
+        if others := sorted(roles_in(carry.attached).difference(capabilities.image_roles)):
+            raise UnsupportedParameter(
+                f"The context has images in messages of the role {', '.join(others)}, where this model takes"
+                " none.",
+                param="model",
+            )
         if carry.pictures > self.limits.max_pictures:
             raise InvalidRequest(
                 f"Invalid 'input': the context has {carry.pictures} images, and may have"
@@ -166,6 +173,13 @@ class AttachmentRules(Struct, frozen=True):
         """Refuse any image if none may reach the model."""
         if not self.capabilities.images:
             raise UnsupportedParameter(_BLIND, param=part_param(item, index, place))
+        body = item.body()
+        if isinstance(body, Message) and body.role not in self.capabilities.image_roles:
+            raise UnsupportedParameter(
+                f"This model takes no images in messages of the role {body.role}: it takes them in those of"
+                f" {', '.join(self.capabilities.image_roles)}, and in the outputs of calls.",
+                param=part_param(item, index, place),
+            )
         if self.unread_by is not None:
             raise InvalidPrompt(
                 f"The input has an image, which the safety check '{self.unread_by}' cannot read.",

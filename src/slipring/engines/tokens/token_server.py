@@ -47,7 +47,7 @@ from slipring.engines.remote.upstream import (
 from slipring.engines.remote.upstream_errors import refusal
 from slipring.engines.scheduling.loop_schedule import Need, Rules
 from slipring.engines.scheduling.replica_schedules import ReplicaSchedules
-from slipring.engines.tokens.chain_ends import ChainEnds
+from slipring.engines.tokens.chain_ends import ChainEnds, gone_at_end
 from slipring.engines.tokens.job_rendering import accepted, count, foresee, position_of, prefetch, render
 from slipring.engines.tokens.model_files import ModelInfo
 from slipring.engines.tokens.sampling import Sampling
@@ -55,6 +55,7 @@ from slipring.engines.tokens.server_constraints import TRIED_TOKENS, ServerConst
 from slipring.engines.tokens.template_choice import (
     check_rendering,
     dialect_option,
+    make_renderer,
     make_serving_renderer,
     picture_forms,
     thinking_option,
@@ -204,6 +205,7 @@ class TokenServer(RemoteEngine):
             capabilities=Capabilities(
                 logprobs=True,
                 images=self.renderer.takes_pictures,
+                image_roles=self.renderer.image_roles,
                 biased_ids=vocabulary.size or ANY_ID,
             ),
             defaults=info.sampling.defaults(),
@@ -232,13 +234,19 @@ class TokenServer(RemoteEngine):
         """Whether the server's model takes pictures, as far as the server tells."""
         return False
 
-    async def picture_use(self) -> str:
-        """How pictures get to the model, in one line. Called after ``connect``."""
-        return await self.picture_way() if await self._takes_images() else "none: the model does not see"
+    async def picture_use(self, vocabulary: Vocabulary, info: ModelInfo) -> str:
+        """How pictures get to the model, in one line. Called after ``connect``, with what that returns."""
+        if not await self._takes_images():
+            return "none: the model does not see"
+        make = partial(make_renderer, self.name, self.options, info, vocabulary, picture_forms(info))
+        renderer = await asyncio.to_thread(make)
+        if not renderer.takes_pictures:
+            return "none: the template writes no pictures"
+        return await self.picture_way(renderer)
 
-    async def picture_way(self) -> str:
+    @abstractmethod
+    async def picture_way(self, renderer: Renderer) -> str:
         """How pictures get to a model that sees, in one line."""
-        return "beside ids, all of them in each turn"
 
     def resent(self, job: Job, sent: Rendered) -> str | None:
         """Why the server is sent all of a context in another form than its ids; None if it is not."""
@@ -336,7 +344,7 @@ class TokenServer(RemoteEngine):
         if self.schedule is not None and self._loop_ends is not None and ticket.scheduled is not None:
             if (former := ticket.scheduled.loop.former) != job.response_id:
                 self._loop_ends.forget(former)
-            self._loop_ends.watch_only(job.response_id, _gone_at_end(job, position))
+            self._loop_ends.watch_only(job.response_id, gone_at_end(job, position))
             ticket.outcome = position.total, (_COMPACTION,) if job.is_summary else answer.called
             prefilled = finished.input_tokens - finished.cached_tokens
             self.schedule.measured(ticket.scheduled, prefilled, ticket.begun_at - ticket.sent_at)
@@ -483,19 +491,6 @@ class TokenServer(RemoteEngine):
             raise Unended
 
 
-def _gone_at_end(job: Job, position: Rendered) -> object:
-    """What is gone when the loop of a job has ended, whose answer leads to ``position``.
-
-    A chain that is not stored is continued by ids while its connection has it, or while it is kept for a
-    client that was cut off: as long as the state is there that the job has continued. The others may be
-    continued by their history, too, as long as the position is known.
-    """
-    parent = job.parent
-    if parent is None or job.recognised or parent.response.store:
-        return position.body
-    return parent
-
-
 class _WholeAnswer:
     """Collects an answer that no client waits for. Implements ``streamed_answer.Consumer``."""
 
@@ -515,7 +510,8 @@ class JobExchange:
     answered: Answered | None = None
     """Called with the headers of an answer."""
 
-    def __init__(self, server: TokenServer, job: Job, request: Request, answer: TokenAnswer) -> None:
+    def __init__(self, server: TokenServer, job: Job, request: Request | None, answer: TokenAnswer) -> None:
+        """``request``: None if ``prepare`` makes it."""
         self._server = server
         self._job = job
         self._request = request
@@ -528,6 +524,7 @@ class JobExchange:
 
     async def attempt(self, emit: Emit, begin: Callable[[], None]) -> None:
         """Send the request once and emit its answer; ``begin`` is called when that begins."""
+        assert self._request is not None, "prepare makes it"
         await self.send(self._request, emit, begin)
 
     async def send(self, request: Request, emit: Emit, begin: Callable[[], None]) -> None:
