@@ -13,8 +13,8 @@ import msgspec
 from comparison import NAMES, OWN, UNSCHEDULED, WAYS, WITH_SESSIONS, Measured, Plan
 from msgspec import Struct
 
-from slipring.commands.bench.report import at_once, palette, scripts
-from slipring.commands.bench.report.at_once import Plot, Series, Style, Value
+from slipring.commands.bench.report import palette, scripts
+from slipring.commands.bench.report.figure import STYLE, Plot, Series, Style, Value, drawn
 from slipring.commands.bench.results import Machine
 
 RESULTS = Path(__file__).parent / "results" / "agents"
@@ -206,7 +206,7 @@ def figure(records: Sequence[Record]) -> str:
         ]
         plots.append(Plot(_heading(record), "loops at once", amounts, series))
     first = records[0]
-    return at_once.drawn(
+    return drawn(
         plots,
         title="Agents at once over one vLLM: time until all have finished their loops",
         about=" ".join(f"{_heading(record)}: {sentence(record)}" for record in records),
@@ -308,7 +308,7 @@ def pressure_figure(records: Sequence[Record]) -> str:
         "conditions": f"{first.when[:10]} · {first.gpu or first.machine.cpu} · vLLM {first.versions['vllm']}"
         " · tools of 0.3 to 3 s · random weights · loops that begin together",
     }
-    return scripts.still(_ENDED, {"css": palette.css() + at_once.STYLE, "plots": plots, **texts}) + "\n"
+    return scripts.still(_ENDED, {"css": palette.css() + STYLE, "plots": plots, **texts}) + "\n"
 
 
 def _ended(run: Run) -> list[dict[str, float]]:

@@ -16,7 +16,7 @@ import aiohttp
 from common import Loop, Process, keep, slipring
 from rest_cost import idle_sockets, open_all
 
-from slipring.commands.bench.subject.processes import raise_file_limit
+from slipring.commands.bench.subject.machine import raise_file_limit
 from slipring.commands.errors import UsageError
 
 BUDGET_KIB = 30

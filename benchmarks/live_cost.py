@@ -19,7 +19,7 @@ import aiohttp
 from common import Loop, Process, keep, slipring
 from idle_connections import open_sockets
 
-from slipring.commands.bench.subject.processes import raise_file_limit
+from slipring.commands.bench.subject.machine import raise_file_limit
 from slipring.commands.errors import UsageError
 
 BUDGET = 0.02

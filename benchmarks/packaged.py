@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from slipring.engines.tokens.builtin_templates import builtin_template
 from slipring.engines.tokens.model_files import packaged_model, read_gguf
+from slipring.engines.tokens.template_choice import builtin_template
 from slipring.prompts.templates.probed_template import ModelTemplate
 from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.prompts.tokenization.tokenizer import Tokenizer

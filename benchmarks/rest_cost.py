@@ -17,7 +17,7 @@ from common import Process, keep, slipring
 
 from slipring.commands.bench.client.transports import Access
 from slipring.commands.bench.load.idle_sockets import IdleSockets
-from slipring.commands.bench.subject.processes import raise_file_limit
+from slipring.commands.bench.subject.machine import raise_file_limit
 from slipring.commands.errors import UsageError
 from slipring.core.limits import Limits
 

@@ -47,8 +47,7 @@ from slipring.prompts.rendering import Rendering
 from slipring.prompts.rendering_codec import RenderingCodec
 from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.prompts.tokenization.tokenizer import Tokenizer
-from slipring.stores.catalog import open_database
-from slipring.stores.store import Store
+from slipring.stores.store import Store, open_database
 
 Figures = dict[str, list[float]]
 

@@ -11,7 +11,7 @@ import pytest
 
 from slipring.commands.inspection import model_source
 from slipring.engines.constraints import answer_grammar
-from slipring.engines.llama import models
+from slipring.engines.llama import served_model
 from slipring.engines.simulated import tokenized
 from slipring.engines.tokens.model_files import read_gguf
 from slipring.prompts.templates import probed_template
@@ -70,5 +70,5 @@ def _read_model_files_once(patch: pytest.MonkeyPatch) -> None:
             read[key] = read_gguf(kind, path)
         return dict(read[key])
 
-    for module in (models, tokenized, model_source):
+    for module in (served_model, tokenized, model_source):
         patch.setattr(module, "read_gguf", read_once)

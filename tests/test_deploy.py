@@ -14,7 +14,7 @@ import pytest
 from slipring import __version__
 from slipring.config.settings import from_namespace
 from slipring.core.limits import Limits
-from slipring.observation.metrics import METRICS
+from slipring.observation.metric_table import METRICS
 from tests.config.reference import reference
 from tests.harness import serve
 from tests.server.admin.watching import admin_url

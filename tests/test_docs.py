@@ -23,19 +23,20 @@ from slipring.core.session import actions
 from slipring.core.session.actions import Action, Work
 from slipring.engines.catalog import Catalog, open_engine
 from slipring.engines.chat import options as chat
-from slipring.engines.hub.named_models import full_name
-from slipring.engines.llama.models import locate, name_of
+from slipring.engines.hub.model_names import full_name
 from slipring.engines.llama.options import LlamaOptions, read_options
+from slipring.engines.llama.served_model import locate, name_of
 from slipring.engines.options import reference
+from slipring.engines.remote.upstream import UpstreamOptions
 from slipring.engines.responses import options as responses
 from slipring.engines.simulated.options import SimulatedOptions
 from slipring.engines.simulated.script import read_script
 from slipring.engines.tokens import session_server, token_server
-from slipring.engines.tokens.builtin_templates import NAMES
 from slipring.engines.tokens.model_files import MODEL_COMMAND
+from slipring.engines.tokens.template_choice import NAMES
 from slipring.engines.vllm.engine import VllmOptions
 from slipring.prompts.templates import template_renderer
-from slipring.protocol.timing import Mark, StageName, TurnReport
+from slipring.protocol.turn_report import Mark, StageName, TurnReport
 from slipring.safety.sources.catalog import open_source
 from slipring.safety.sources.guard import GuardSettings
 from slipring.safety.sources.moderations import ModerationsSettings
@@ -266,10 +267,11 @@ def test_no_page_or_message_needs_a_published_package() -> None:
 OPTIONS = [
     (LlamaOptions, None, "llama"),
     (SimulatedOptions, None, "simulated"),
-    (session_server.SessionServerOptions, None, "vllm-sglang"),
+    (UpstreamOptions, None, "servers"),
+    (session_server.SessionServerOptions, UpstreamOptions, "vllm-sglang"),
     (VllmOptions, session_server.SessionServerOptions, "vllm-sglang"),
-    (responses.ResponsesOptions, None, "responses"),
-    (chat.ChatOptions, None, "chat"),
+    (responses.ResponsesOptions, UpstreamOptions, "responses"),
+    (chat.ChatOptions, UpstreamOptions, "chat"),
 ]
 
 

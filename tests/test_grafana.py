@@ -9,7 +9,7 @@ from typing import Any
 import promql_parser
 import pytest
 
-from slipring.observation import metrics as table
+from slipring.observation import metric_table as table
 from tests.test_deploy import DEPLOY
 
 GENERATOR: dict[str, Any] = runpy.run_path(str(DEPLOY / "grafana" / "generate.py"))

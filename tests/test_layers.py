@@ -22,11 +22,11 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("base.errors", "protocol", "core.generation", "core.chain.head", "core.token_estimates"),
         "prompts",
     ),
-    "observation": ("protocol.timing", "observation"),
+    "observation": ("protocol.turn_report", "observation"),
     "sandbox": ("base.errors", "core.tenant_entries", "sandbox"),
     "engines": (
         *("base", "protocol", "core.generation", "core.chain.head", "core.limits", "core.token_estimates"),
-        *("prompts", "sandbox", "observation.live", "engines"),
+        *("prompts", "sandbox", "observation.live_messages", "engines"),
     ),
     "engines.vllm.replica_header": (),
     "engines.vllm.session_turns": (),
@@ -59,7 +59,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("", "base", "config.settings", "engines.hub", "server", "commands.client_environment"),
         *("commands.config_file", "commands.doctor.checks"),
     ),
-    "commands.top": ("base", "protocol.timing", "observation", "commands.errors", "commands.top"),
+    "commands.top": ("base", "protocol.turn_report", "observation", "commands.errors", "commands.top"),
     "__main__": ("", "base.standard_streams", "commands.cli"),
     "__init__": (),
 }

@@ -26,7 +26,7 @@ from slipring.engines.responses.options import ResponsesOptions
 from slipring.engines.simulated.options import SimulatedOptions
 from slipring.engines.tokens.session_server import SessionServerOptions
 from slipring.engines.vllm.engine import VllmOptions
-from slipring.observation.metrics import METRICS
+from slipring.observation.metric_table import METRICS
 from slipring.protocol import events
 
 FILE = Path(__file__).with_name("stable_names.json")

@@ -37,7 +37,7 @@ import gateways_table
 import servers
 from gateways_table import CHAT, LIKE_RIVAL, RESPONSES, RIVAL, Rest, Turns
 
-from slipring.commands.bench.subject.processes import raise_file_limit
+from slipring.commands.bench.subject.machine import raise_file_limit
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 

@@ -2,7 +2,7 @@
 
     python deploy/grafana/generate.py
 
-Queries name metrics through the table (``slipring.observation.metrics``), so that a renamed metric is renamed
+Queries name metrics through ``slipring.observation.metric_table``, so that a renamed metric is renamed
 here too. A test parses every query, and compares the files with what this script would write.
 """
 
@@ -19,8 +19,8 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.common import StackingMode
 from grafana_foundation_sdk.models.dashboard import DataSourceRef, VariableRefresh
 
-from slipring.observation import metrics as table
-from slipring.observation.metrics import Metric
+from slipring.observation import metric_table as table
+from slipring.observation.metric_table import Metric
 
 HERE = Path(__file__).parent
 DASHBOARD, ALERTS = HERE / "dashboard.json", HERE / "alerts.yaml"

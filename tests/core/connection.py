@@ -70,7 +70,7 @@ from slipring.core.turn.stages import Stages
 from slipring.core.turn.turn import Joined, Turn
 from slipring.protocol import wire
 from slipring.protocol.events import Event
-from slipring.protocol.hosted.mcp_items import CallError, McpApprovalRequest, McpCall, McpListTools
+from slipring.protocol.hosted.hosted_items import CallError, McpApprovalRequest, McpCall, McpListTools
 from slipring.protocol.hosted.mcp_tools import ListedTool, ToolHints
 from slipring.protocol.items import Item, read_item, user_message
 from slipring.protocol.requests import ResentHistory, read_create

@@ -13,7 +13,7 @@ SRC = Path(__file__).parent.parent.parent / "src" / "slipring"
 
 STATE = {
     "Turn": "core/turn/turn.py",
-    "Steps": "core/turn/steps/steps.py",
+    "Steps": "core/turn/steps/step_jobs.py",
     "Rollout": "core/turn/steps/rollout.py",
     "Steers": "core/turn/steps/steering.py",
     "Compaction": "core/turn/compaction.py",
@@ -23,11 +23,11 @@ STATE = {
     "Stages": "core/turn/stages.py",
     "Output": "core/turn/output/output_events.py",
     "HostedCalls": "core/turn/output/hosted_calls.py",
-    "HostedLists": "core/turn/output/hosted_lists.py",
+    "HostedLists": "core/turn/output/hosted_events.py",
     "HostedRequest": "core/hosted/request.py",
     "OpenCarry": "core/chain/input_items.py",
     "Stop": "core/generation.py",
-    "ConnectionLifetime": "core/session/connection_lifetime.py",
+    "ConnectionLifetime": "core/session/age_and_idleness.py",
     "GrowingOutputs": "core/session/prefills.py",
 }
 """The classes that a turn's state consists of, and what its session decides about it; with their modules."""

@@ -11,8 +11,8 @@ from slipring.core.generation import Job
 from slipring.core.turn.turn import Turn
 from slipring.engines.chat.answer import ChatAnswer
 from slipring.engines.remote.admission_and_retries import Ticket
-from slipring.engines.remote.answer_reader import AnswerReader
 from slipring.engines.remote.http_connection import Answer, EventStream
+from slipring.engines.remote.streamed_answer import AnswerReader
 from slipring.engines.responses.answer import ResponsesAnswer
 from slipring.engines.tokens.session_server import _SessionExchange
 from slipring.engines.tokens.sessions import Lease

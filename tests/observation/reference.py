@@ -1,6 +1,6 @@
 """Prints the table of all metrics for docs/metrics.md: ``python -m tests.observation.reference``."""
 
-from slipring.observation.metrics import METRICS, Label, Metric
+from slipring.observation.metric_table import METRICS, Label, Metric
 
 
 def _label_text(label: Label) -> str:

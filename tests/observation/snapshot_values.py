@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from slipring.observation.metric_counts import Snapshot
-from slipring.observation.metrics import Metric
+from slipring.observation.metric_table import Metric
 
 
 def value_of(snapshot: Snapshot, metric: Metric, labels: Mapping[str, str] | None = None) -> int | float:

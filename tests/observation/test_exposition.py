@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_open_metrics
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
-from slipring.observation import metrics as table
+from slipring.observation import metric_table as table
 from slipring.observation.exposition import expose
 from slipring.observation.metric_counts import Registry, Snapshot
 

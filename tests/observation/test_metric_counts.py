@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from slipring.observation import metrics as table
+from slipring.observation import metric_table as table
 from slipring.observation.metric_counts import BoundedLabels, BoundedNames, Fold, Registry, Snapshot
 from tests.observation.snapshot_values import value_of
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipring.prompts.shared_ids import joined, shared
+from slipring.prompts.rendering_codec import joined, shared
 
 runs = st.lists(
     st.builds(

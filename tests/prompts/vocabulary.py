@@ -18,7 +18,7 @@ from typing import Any
 
 from tokenizers.pre_tokenizers import ByteLevel
 
-from slipring.engines.tokens.builtin_templates import STOPS, builtin_template
+from slipring.engines.tokens.template_choice import STOPS, builtin_template
 from slipring.prompts.templates.probed_template import ModelTemplate
 from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.prompts.tokenization.gguf_metadata import read_metadata

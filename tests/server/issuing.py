@@ -9,11 +9,10 @@ import pytest
 
 from slipring.core.limits import Limits
 from slipring.engines.base import Engine
-from slipring.server.cluster import store_maintenance
-from slipring.stores.catalog import open_store
+from slipring.server import periodic_tasks
 from slipring.stores.key_token import Token
 from slipring.stores.keys import Key
-from slipring.stores.store import Store
+from slipring.stores.store import Store, open_store
 from tests.harness import FAST, Running, serve
 
 NOW = 4_102_444_800.0 + 15
@@ -29,7 +28,7 @@ async def serve_stored(path: Path, engine: str | Engine = FAST, **settings: Any)
     """A server on the store of this directory. The clock of its quotas does not advance, and it exchanges key
     usage with the store only when a test calls ``sync_keys``, and when it stops."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store_maintenance, "_EXCHANGE_INTERVAL_S", 3600.0)
+        patch.setattr(periodic_tasks, "_EXCHANGE_INTERVAL_S", 3600.0)
         async with serve(engine, store=stored(path), **settings) as server:
             server.service.quotas.now = lambda: NOW
             yield server

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from slipring.core.limits import Limits
-from slipring.protocol.timing import TurnReport
+from slipring.protocol.turn_report import TurnReport
 from tests.chat_api import USER, Chat, Json, joined
 from tests.engines.fakes.server import Call, Say, Stop, Think
 from tests.engines.fakes.tokens import decoded

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from slipring.stores.catalog import open_database
-from slipring.stores.store import Store
+from slipring.stores.store import Store, open_database
 from tests.stores.postgres_relay import Relay
 
 KINDS = ("memory", "sqlite", "postgresql")

@@ -8,7 +8,7 @@ import pytest
 
 from slipring.base.errors import StartupError
 from slipring.core.limits import Limits
-from slipring.stores.catalog import default_file, open_store
+from slipring.stores.store import default_file, open_store
 from tests.stores.samples import TokenPositions, Tokens, state
 
 

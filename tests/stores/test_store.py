@@ -3,7 +3,7 @@
 import pytest
 
 from slipring.base.errors import StartupError
-from slipring.stores import response_rows
+from slipring.stores import response_codec
 from slipring.stores.databases import schema
 from slipring.stores.databases.database import Statement
 from slipring.stores.pictures import Detached
@@ -78,7 +78,7 @@ async def test_a_database_of_the_first_release_gets_what_it_lacks(
         patch.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:1])
         store = await durable.open()
         old = state("resp_1", head=HEAD)
-        head, row = response_rows.head_columns(HEAD), response_rows.columns(old, None, Detached())[:-1]
+        head, row = response_codec.head_columns(HEAD), response_codec.columns(old, None, Detached())[:-1]
         await store._database.write(
             Statement(_INSERT_HEAD, ("t", row[4], *head)), Statement(_INSERT_OLD, ("t", "resp_1", *row))
         )

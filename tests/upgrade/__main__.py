@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from slipring.engines.llama.models import locate
 from slipring.engines.llama.options import LlamaOptions
+from slipring.engines.llama.served_model import locate
 from tests.postgres import running_postgres
 from tests.upgrade.files import upgrade_file
 from tests.upgrade.previous import PREVIOUS, ROOT, NotInstallable, command, install

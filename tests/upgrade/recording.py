@@ -14,7 +14,7 @@ import apsw
 from aiohttp import web
 
 from slipring.server.cluster.peers import PATH, SIGNATURE, Peers
-from slipring.stores.cluster import Cluster, Node
+from slipring.stores.nodes import Cluster, Node
 from tests.commands.test_cli import launched
 from tests.nodes.pairs import node_of
 from tests.nodes.test_nodes_parking import reset

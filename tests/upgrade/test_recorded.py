@@ -21,8 +21,8 @@ from aiohttp import web
 from slipring.server.clock import shared_now
 from slipring.server.cluster import peers
 from slipring.server.cluster.peers import SIGNATURE, Peers
-from slipring.stores.cluster import Node
 from slipring.stores.databases.schema import MIGRATIONS
+from slipring.stores.nodes import Node
 from tests.harness import Running, serve
 from tests.server.cluster.test_parking import cut
 from tests.upgrade.contents import ENGINE, Client, Json, check, socket_turn, tool_loop

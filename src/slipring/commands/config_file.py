@@ -60,7 +60,7 @@ def _without_hub(config: Config) -> tuple[Config, list[str]]:
     """The settings with a stand-in for each model that a server fetches from the hub, whose options are
     checked here, and the engines of these models. Raises ``StartupError``."""
     from slipring.engines.catalog import check_options
-    from slipring.engines.hub.named_models import full_name, model_of_flag, names_hub_model
+    from slipring.engines.hub.model_names import full_name, model_of_flag, names_hub_model
 
     specs = [entry.engine for entry in config.models] or [model_of_flag(config.engine, config.model)[0]]
     fetched = [spec for spec in dict.fromkeys(specs) if names_hub_model(spec)]

@@ -18,10 +18,9 @@ from slipring.base.standard_streams import print_encoded
 from slipring.config import settings
 from slipring.config.settings import Config, ConfigError
 from slipring.protocol import wire
-from slipring.stores.catalog import open_store
 from slipring.stores.key_token import Token
 from slipring.stores.keys import Key
-from slipring.stores.store import Store
+from slipring.stores.store import Store, open_store
 
 NOT_REVOKED = 1
 _COLUMNS = (

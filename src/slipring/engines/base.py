@@ -14,9 +14,9 @@ from msgspec import structs
 from slipring.core.chain.head import Head
 from slipring.core.generation import Delta, Emit, Finished, Job, Model, Position, Prefill
 from slipring.core.limits import Limits
-from slipring.engines.constraints.grammar_compiler import IN_THREAD, Compiler
+from slipring.engines.constraints.grammar_cache import IN_THREAD, Compiler
 from slipring.engines.tokens.tokenizer_threads import TokenizerThreads
-from slipring.observation import live
+from slipring.observation import live_messages
 
 
 class Level(Enum):
@@ -68,9 +68,9 @@ class Engine(ABC):
         thing."""
         return None
 
-    def status(self) -> live.Engine:
+    def status(self) -> live_messages.Engine:
         """What operators see of it. This default is for engines without a queue."""
-        return live.Engine(
+        return live_messages.Engine(
             name=self.name, models=[model.name for model in self.models()], trouble=self.trouble
         )
 

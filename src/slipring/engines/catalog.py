@@ -14,7 +14,7 @@ from slipring.base.spelling import suggestion
 from slipring.core.chain.head import Head
 from slipring.core.generation import Defaults, Emit, Hosting, Job, Model, Position
 from slipring.engines.base import Engine, PositionCodec
-from slipring.engines.sharing import Borrowed, Owner
+from slipring.engines.shared_engines import Borrowed, Owner
 
 
 def _simulated(rest: str) -> Engine:
@@ -30,9 +30,9 @@ def _llama(rest: str) -> Engine:
 
 
 def _llama_owner(rest: str, users: int) -> Owner:
-    from slipring.engines.llama.models import locate
     from slipring.engines.llama.options import read_options
-    from slipring.engines.llama.slot_shares import EmbeddedOwner, ExternalOwner
+    from slipring.engines.llama.served_model import locate
+    from slipring.engines.llama.worker_shares import EmbeddedOwner, ExternalOwner
 
     options = read_options(rest)
     if options.is_external:
@@ -110,7 +110,7 @@ def check_options(spec: str) -> None:
     kind, _, rest = spec.partition(":")
     with _missing_packages(kind):
         from slipring.engines.llama.options import read_options
-        from slipring.engines.tokens.renderers import check_rendering
+        from slipring.engines.tokens.template_choice import check_rendering
 
         check_rendering(kind, read_options(rest))
 

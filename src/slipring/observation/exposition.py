@@ -12,7 +12,7 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from slipring.observation.metric_counts import Distribution, Snapshot, Value
-from slipring.observation.metrics import METRICS, NANOSECONDS, Metric
+from slipring.observation.metric_table import METRICS, NANOSECONDS, Metric
 
 _OPEN_METRICS = "application/openmetrics-text"
 _TEXT = "text/plain"

@@ -6,12 +6,14 @@ included, so that counters never fall.
 """
 
 from bisect import bisect_left
-from collections import defaultdict
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
-from slipring.observation.metrics import BY_NAME, FLAGGED_USER, NANOSECONDS, OTHER, TENANT, Label, Metric
+from slipring.observation import metric_table as table
+from slipring.observation.live_messages import Totals
+from slipring.observation.metric_table import BY_NAME, FLAGGED_USER, NANOSECONDS, OTHER, TENANT, Label, Metric
 
 Labels = tuple[str, ...]
 """The values of a metric's labels, in the order of the table."""
@@ -240,3 +242,39 @@ class Fold:
         for each in (*self._living.values(), *((own,) if own is not None else ())):
             total.add(each, gauges=True)
         return total.snapshot()
+
+
+SHOWN = (table.TURNS, table.TOKENS, table.REQUEST_BYTES, table.HISTORY_BYTES_SAVED, table.RENDER_FALLBACKS)
+"""The metrics that totals are made from."""
+
+
+def totals(counts: Mapping[str, Iterable[tuple[Labels, int]]]) -> Totals:
+    """``counts``: of each metric in ``SHOWN``, by name."""
+    tokens: Counter[str] = Counter(dict.fromkeys(table.TOKEN_KINDS, 0))
+    tokens.update(_by(table.TOKENS, "kind", counts))
+    return Totals(
+        turns={status: count for status, count in _by(table.TURNS, "status", counts).items() if count},
+        tokens=dict(tokens),
+        request_bytes=sum(count for _, count in counts[table.REQUEST_BYTES.name]),
+        history_bytes=sum(count for _, count in counts[table.HISTORY_BYTES_SAVED.name]),
+        fallbacks=dict(_by(table.RENDER_FALLBACKS, "reason", counts)),
+    )
+
+
+def totals_of(snapshot: Snapshot) -> Totals:
+    """The totals of a process, from what it has counted."""
+    return totals(
+        {
+            metric.name: [(each.labels, int(each.value)) for each in snapshot.values.get(metric.name, ())]
+            for metric in SHOWN
+        }
+    )
+
+
+def _by(metric: table.Metric, label: str, counts: Mapping[str, Iterable[tuple[Labels, int]]]) -> Counter[str]:
+    """The counts of a metric by one of its labels."""
+    place = metric.label_names.index(label)
+    found: Counter[str] = Counter()
+    for labels, count in counts[metric.name]:
+        found[labels[place]] += count
+    return found

@@ -9,7 +9,7 @@ from msgspec import Struct, structs
 
 from slipring.core.generation import Prefill
 from slipring.prompts.rendering import Rendered, Renderer
-from slipring.prompts.shared_ids import common_tokens
+from slipring.prompts.rendering_codec import common_tokens
 from slipring.prompts.tokenization.token_budget import TokenBudget
 from slipring.protocol import items, wire
 from slipring.protocol.items import CallOutput, Item, plain_text

@@ -19,7 +19,7 @@ from slipring.protocol.responses import (
     Response,
     SummaryTextPart,
 )
-from slipring.protocol.timing import TurnReport
+from slipring.protocol.turn_report import TurnReport
 
 Part = OutputTextPart | RefusalPart | ReasoningTextPart
 

@@ -28,8 +28,15 @@ from slipring.protocol.client_items import (
     ShellCall,
     ShellCallOutput,
 )
-from slipring.protocol.hosted.builtin_items import CodeInterpreterCall, FileSearchCall, WebSearchCall
-from slipring.protocol.hosted.mcp_items import McpApprovalRequest, McpApprovalResponse, McpCall, McpListTools
+from slipring.protocol.hosted.hosted_items import (
+    CodeInterpreterCall,
+    FileSearchCall,
+    McpApprovalRequest,
+    McpApprovalResponse,
+    McpCall,
+    McpListTools,
+    WebSearchCall,
+)
 
 F = TypeVar("F")
 Role = Literal["user", "assistant", "system", "developer"]

@@ -16,8 +16,7 @@ from slipring.protocol.client_items import (
     SafetyCheck,
     ShellAction,
 )
-from slipring.protocol.hosted.builtin_items import CodeStatus, SearchStatus
-from slipring.protocol.hosted.mcp_items import CallError, CallStatus
+from slipring.protocol.hosted.hosted_items import CallError, CallStatus, CodeStatus, SearchStatus
 from slipring.protocol.hosted.mcp_tools import ListedTool
 
 Status = Literal["in_progress", "completed", "failed", "incomplete", "cancelled", "queued"]

@@ -58,7 +58,7 @@ from slipring.engines.constraints import custom_inputs, stop_sequences
 from slipring.protocol.events import Event
 from slipring.protocol.items import Item, with_id
 from slipring.protocol.pictures.item_pictures import image_count
-from slipring.server import inspections, padding
+from slipring.server import inspection_runner, padding
 from slipring.server.access.auth import Caller
 from slipring.server.clock import now, unix_time
 from slipring.server.cluster.state_lookup import States
@@ -401,7 +401,9 @@ class Driver:
 
     async def _inspect(self, inspect: Inspect) -> None:
         """Have safety checks inspect texts, and tell the session what they say."""
-        verdicts = await inspections.inspect(self.service.inspector, inspect.inspection, self.session.tenant)
+        verdicts = await inspection_runner.inspect(
+            self.service.inspector, inspect.inspection, self.session.tenant
+        )
         send = self._send_of(inspect.turn)
         for action in self.session.turns.inspected(inspect, verdicts, now()):
             if isinstance(action, Send):

@@ -1,8 +1,10 @@
-"""HTTP responses: JSON bodies, errors in the API's shape, and the headers that every response carries."""
+"""HTTP responses: JSON bodies, streams of server-sent events, errors in the API's shape, and the headers that
+every response carries.
+"""
 
 from collections.abc import MutableMapping
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from slipring.base.errors import ApiError
 from slipring.protocol import wire
@@ -43,3 +45,25 @@ def request_id_of(request: web.Request) -> str:
     if request_id is None:
         request_id = request[_REQUEST_ID] = mint("req")
     return request_id
+
+
+HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",
+}
+
+
+def is_chunked(response: web.StreamResponse) -> bool:
+    """Whether the body of a response whose headers have been sent is chunked: not for HTTP/1.0."""
+    return response.headers.get(hdrs.TRANSFER_ENCODING) == "chunked"
+
+
+def no_head(_: int) -> bytes:
+    """What is written before a block: nothing."""
+    return b""
+
+
+def chunk(data: bytes) -> bytes:
+    """Data, which must not be empty, as one chunk of a body."""
+    return b"%x\r\n%b\r\n" % (len(data), data)

@@ -28,7 +28,7 @@ from slipring.core.checks.policies import NoPolicies
 from slipring.core.ports import NO_BETAS, Betas, Mint, Ports
 from slipring.core.session.session import Session
 from slipring.engines.catalog import Catalog
-from slipring.engines.constraints.grammar_compiler import Compiler
+from slipring.engines.constraints.grammar_cache import Compiler
 from slipring.protocol.endpoints.reply_bodies import TraceCounts
 from slipring.safety.inspector import Inspector
 from slipring.sandbox.sandbox import Sandbox, SandboxLimits
@@ -40,13 +40,12 @@ from slipring.server.clock import clock, now, shared_now
 from slipring.server.cluster.parking import Parking
 from slipring.server.cluster.peers import Peers
 from slipring.server.cluster.state_lookup import Source
-from slipring.server.connections.connection_limits import Connections
-from slipring.server.connections.file_descriptors import raise_limit, room_for_connections
+from slipring.server.connections.connection_limits import Connections, raise_limit, room_for_connections
 from slipring.server.hosted_tools.registry import Registry
 from slipring.server.hosted_tools.runner import ToolRunner
 from slipring.server.id_minting import minter, new_node_id
 from slipring.server.image_fetching import ImageFetcher
-from slipring.server.inspections import Audits, CallerPolicies
+from slipring.server.inspection_runner import Audits, CallerPolicies
 from slipring.server.observation import turn_log
 from slipring.server.observation.ended_turns import (
     ContentObserver,
@@ -55,7 +54,7 @@ from slipring.server.observation.ended_turns import (
     RecordingCounts,
     TurnContent,
 )
-from slipring.server.prefills import Prefills
+from slipring.server.prefill_runner import Prefills
 from slipring.server.request_decoding import RequestDecoder
 from slipring.server.tenant_slots import TenantSlots
 from slipring.stores.store import Store

@@ -5,8 +5,8 @@ from msgspec import Struct
 
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import Positions, ResponseState
-from slipring.stores import response_rows
-from slipring.stores.response_rows import Record
+from slipring.stores import response_codec
+from slipring.stores.response_codec import Record
 
 
 class _Chain(Struct):
@@ -23,8 +23,8 @@ _pack = msgspec.msgpack.Encoder().encode
 def pack_chain(state: ResponseState, positions: Positions | None) -> bytes:
     """Encode a response with all its ancestors; engine positions only if ``positions`` can encode them."""
     nodes = list(reversed(list(state.chain())))
-    heads = {node.head.digest: response_rows.head_columns(node.head) for node in nodes}
-    return _pack(_Chain(heads, [response_rows.record(node, positions) for node in nodes]))
+    heads = {node.head.digest: response_codec.head_columns(node.head) for node in nodes}
+    return _pack(_Chain(heads, [response_codec.record(node, positions) for node in nodes]))
 
 
 def unpack_chain(data: bytes, positions: Positions | None) -> ResponseState | None:
@@ -38,6 +38,6 @@ def unpack_chain(data: bytes, positions: Positions | None) -> ResponseState | No
     for record in chain.records:
         if record.head not in heads:
             previous = state.head if state is not None else None
-            heads[record.head] = response_rows.read_head(*chain.heads[record.head], previous)
-        state = response_rows.rebuild(record, state, heads[record.head], positions)
+            heads[record.head] = response_codec.read_head(*chain.heads[record.head], previous)
+        state = response_codec.rebuild(record, state, heads[record.head], positions)
     return state

@@ -21,7 +21,7 @@ from slipring.core.checks.verdicts import NodeVerdicts
 from slipring.core.tenant_entries import TenantEntries
 from slipring.protocol.items import Item
 from slipring.protocol.responses import Response
-from slipring.stores import response_rows
+from slipring.stores import response_codec
 from slipring.stores.conversations import Appended, append_statements
 from slipring.stores.databases.database import (
     Database,
@@ -34,7 +34,7 @@ from slipring.stores.databases.database import (
 )
 from slipring.stores.pictures import Detached, Pictures, unpack, used_by_response
 from slipring.stores.pruning import Expiry
-from slipring.stores.response_rows import Record
+from slipring.stores.response_codec import Record
 from slipring.stores.runs import Lease, LeaseLost, require_lease
 
 _INSERT_HEAD = """
@@ -207,7 +207,7 @@ class Responses:
                 self._recent.forget(tenant, response_id)
                 return None
             # Another process may have audited it since it was loaded here.
-            verdicts = response_rows.unpack_verdicts(found[0][0])
+            verdicts = response_codec.unpack_verdicts(found[0][0])
             if verdicts is not None and verdicts.refused_by is not None:
                 state.verdicts = verdicts
             return state
@@ -224,9 +224,9 @@ class Responses:
         if not rows:
             return None
         response, output, instructions, tools = rows[0]
-        head = response_rows.read_head(instructions, tools)
+        head = response_codec.read_head(instructions, tools)
         items = unpack(output, await self._pictures.read(tenant, [output]))
-        return response_rows.unpack_response(response, head, items)
+        return response_codec.unpack_response(response, head, items)
 
     async def load_items(self, tenant: str, wanted_ids: Iterable[str]) -> dict[str, Item]:
         """Return the items of stored responses to which the server gave these ids, by id. Unknown ids are
@@ -247,18 +247,18 @@ class Responses:
     async def load_named(self, tenant: str, item_id: str) -> list[Item]:
         """Return the items of stored responses for which clients chose this id: each once, two at most."""
         now = self._expiry.now()
-        named = await self._database.read(_FIND_NAMED, response_rows.name_digest(item_id), tenant, now)
+        named = await self._database.read(_FIND_NAMED, response_codec.name_digest(item_id), tenant, now)
         found: list[Item] = []
         for digest, response_id in named:
             for packed in await self._database.read(_ITEMS, tenant, response_id, now):
                 pictures = await self._pictures.read(tenant, packed)
                 items = chain.from_iterable(unpack(each, pictures) for each in packed)
-                found.append(response_rows.named_item(items, item_id, digest))
+                found.append(response_codec.named_item(items, item_id, digest))
         return found
 
     async def judge(self, tenant: str, response_id: str, verdicts: NodeVerdicts) -> None:
         """Replace the verdicts of a stored response, if there is one with this id."""
-        packed = response_rows.pack_verdicts(verdicts)
+        packed = response_codec.pack_verdicts(verdicts)
         await self._database.write(Statement(_JUDGE, (tenant, response_id, packed)))
 
     async def delete(self, tenant: str, response_id: str) -> bool:
@@ -331,10 +331,10 @@ class Responses:
     ) -> list[Statement]:
         """Return statements that insert a response. ``detached`` gets its pictures."""
         expires_at = self._expiry.expires_at(state.response.created_at)
-        columns = response_rows.columns(state, self._positions, detached)
+        columns = response_codec.columns(state, self._positions, detached)
         insert = Statement(_INSERT, (tenant, state.id, expires_at, *columns), requires_row=must_be_new)
         statements = [insert]
-        names = response_rows.names(state)
+        names = response_codec.names(state)
         if names:
             statements.append(Statement(_INSERT_NAMES, (tenant, state.id, len(names), b"".join(names))))
         if state.parent is None or state.parent.head is not state.head:
@@ -358,7 +358,7 @@ class Responses:
                 head = node.head
                 statements.append(_head(tenant, head))
             own = Detached()
-            columns = response_rows.columns(node, self._positions, own)
+            columns = response_codec.columns(node, self._positions, own)
             statements.append(Statement(_INSERT_HIDDEN, (tenant, node.id, *columns)))
             statements += used_by_response(tenant, node.id, own)
             detached.found |= own.found
@@ -378,8 +378,8 @@ class Responses:
             if head is None:
                 previous = state.head if state is not None else None
                 instructions, tools = texts[record.head]
-                head = heads[record.head] = response_rows.read_head(instructions, tools, previous)
-            state = response_rows.rebuild(record, state, head, self._positions, pictures)
+                head = heads[record.head] = response_codec.read_head(instructions, tools, previous)
+            state = response_codec.rebuild(record, state, head, self._positions, pictures)
             if number % _YIELD_EVERY == 0:
                 await asyncio.sleep(0)
         assert state is not None
@@ -395,7 +395,7 @@ class Responses:
 
 
 def _head(tenant: str, head: Head) -> Statement:
-    return Statement(_INSERT_HEAD, (tenant, head.digest, *response_rows.head_columns(head)))
+    return Statement(_INSERT_HEAD, (tenant, head.digest, *response_codec.head_columns(head)))
 
 
 def _pick(

@@ -14,7 +14,7 @@ from slipring.core.chain.head import Head
 from slipring.protocol import wire
 from slipring.protocol.items import Item
 from slipring.protocol.responses import Response, Status
-from slipring.stores import response_rows
+from slipring.stores import response_codec
 from slipring.stores.databases.database import Database, RequiredRowMissing, Statement
 from slipring.stores.pictures import Detached, Pictures, unpack, used_by_run
 from slipring.stores.pruning import Expiry
@@ -196,7 +196,7 @@ def _begin(
     if beginning is None:
         return []
     key = (tenant, response.id, beginning.parent_id, int(beginning.is_upstream))
-    head, packed = response_rows.head_columns(beginning.head), detached.pack(beginning.input)
+    head, packed = response_codec.head_columns(beginning.head), detached.pack(beginning.input)
     inserted = Statement(_INSERT_BEGINNING, (*key, *head, packed))
     return [inserted, *used_by_run(tenant, response.id, detached)]
 
@@ -283,7 +283,7 @@ class Runs:
         if not rows:
             return None
         parent_id, is_upstream, instructions, tools, packed = rows[0]
-        head = response_rows.read_head(instructions, tools)
+        head = response_codec.read_head(instructions, tools)
         items = unpack(packed, await self._pictures.read(tenant, [packed]))
         return Beginning(parent_id, head, items, bool(is_upstream))
 

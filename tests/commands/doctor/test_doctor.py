@@ -19,7 +19,7 @@ from slipring.commands.doctor import checks
 from slipring.commands.doctor.checks import Finding, check_engines, check_open_files, check_store
 from slipring.config.settings import Config
 from slipring.core.limits import Limits
-from slipring.engines.hub import named_models
+from slipring.engines.hub import model_names
 from slipring.engines.hub.model_hub import ModelHub
 from tests.commands.test_cli import COMMAND, environment
 from tests.engines.fakes.hub import FakeHub
@@ -112,7 +112,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
 def test_what_a_server_would_fetch_is_stated_and_not_fetched(
     hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(named_models, "available_memory", lambda: None)
+    monkeypatch.setattr(model_names, "available_memory", lambda: None)
     monkeypatch.setattr(checks, "available_memory", lambda: 10**10)
     found = check_engines(Config(model=("acme/a-GGUF",)))
     assert [(each.name, each.state) for each in found] == [("engine llama", "ok")] * 2

@@ -12,8 +12,8 @@ import pytest
 
 from slipring.commands.cli import main
 from slipring.commands.inspection.facts import Report
-from slipring.commands.inspection.report import report_of
 from slipring.commands.inspection.terminal import show
+from slipring.commands.inspection.verdict import report_of
 from slipring.engines.llama.engine import LlamaEngine
 from slipring.engines.llama.options import LlamaOptions
 from tests.commands.inspection.model_directories import ENDS, write_directory, write_family

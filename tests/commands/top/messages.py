@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import strategies as st
 from msgspec import UNSET
 
-from slipring.observation.live import (
+from slipring.observation.live_messages import (
     Connection,
     Engine,
     Greeting,
@@ -20,7 +20,7 @@ from slipring.observation.live import (
     Turn,
     Update,
 )
-from slipring.protocol.timing import Departure, Stage, TokenCounts, TurnReport
+from slipring.protocol.turn_report import Departure, Stage, TokenCounts, TurnReport
 
 _times = st.floats(allow_nan=False, allow_infinity=False) | st.floats(1.8e9, 1.8e9 + 60)
 _sizes = st.integers(-1, 2**40) | st.integers()

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from slipring.observation.live import (
+from slipring.observation.live_messages import (
     Connection,
     Engine,
     Greeting,
@@ -17,7 +17,7 @@ from slipring.observation.live import (
     Turn,
     Update,
 )
-from slipring.protocol.timing import Stage, StageName, TokenCounts, TurnReport
+from slipring.protocol.turn_report import Stage, StageName, TokenCounts, TurnReport
 
 NOW = 1_800_000_000.0
 MIB = 2**20

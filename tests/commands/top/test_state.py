@@ -7,7 +7,15 @@ from hypothesis import given, settings
 from slipring.commands.top import state
 from slipring.commands.top.run import as_json
 from slipring.commands.top.state import MOST_TURNS, State, View
-from slipring.observation.live import Greeting, Memory, Message, Parked, ProcessGone, TenantMemory, sum_of
+from slipring.observation.live_messages import (
+    Greeting,
+    Memory,
+    Message,
+    Parked,
+    ProcessGone,
+    TenantMemory,
+    sum_of,
+)
 from tests.commands.top.messages import any_messages
 from tests.commands.top.sample import (
     MIB,

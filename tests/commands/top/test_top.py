@@ -20,7 +20,7 @@ from slipring.commands.top.options import TopOptions
 from slipring.commands.top.run import snapshot, watch
 from slipring.commands.top.state import State, View
 from slipring.commands.top.stream import StreamRefused, Unreachable
-from slipring.observation.live import Message, encode
+from slipring.observation.live_messages import Message, encode
 from tests.commands.top.sample import busy_update, connection, ended, greeting, update
 from tests.harness import PuppetEngine, serve
 from tests.server.admin.watching import ANY_PORT, admin_url

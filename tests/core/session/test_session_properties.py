@@ -31,7 +31,7 @@ from slipring.core.ports import Betas
 from slipring.core.session.actions import Generate
 from slipring.core.turn.steps.steering import Steers
 from slipring.core.turn.turn import Turn
-from slipring.protocol.hosted.mcp_items import ProtocolError
+from slipring.protocol.hosted.hosted_items import ProtocolError
 from tests.core.connection import (
     Connection,
     Json,

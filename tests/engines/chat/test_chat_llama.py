@@ -16,8 +16,8 @@ from msgspec import structs
 from slipring.engines.chat.engine import ChatEngine
 from slipring.engines.chat.options import read_options
 from slipring.engines.llama.child_process import ChildSettings
-from slipring.engines.llama.models import locate
 from slipring.engines.llama.options import LlamaOptions
+from slipring.engines.llama.served_model import locate
 from tests.engines.llama.test_llama_engine import ASK, GREEDY, cached, text_of
 from tests.harness import WEATHER, Running, serve
 from tests.prompts.template_texts import CHATML

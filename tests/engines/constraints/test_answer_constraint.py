@@ -17,7 +17,7 @@ from slipring.core.chain.head import Head
 from slipring.core.generation import Job, Settings
 from slipring.engines.constraints import answer_constraint, answer_grammar
 from slipring.engines.constraints.answer_grammar import constrains_calls
-from slipring.engines.constraints.grammar_compiler import IN_THREAD
+from slipring.engines.constraints.grammar_cache import IN_THREAD
 from slipring.prompts.parsing.output_format import OutputFormat
 from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.prompts.tokenization.tokenizer import Tokenizer

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from slipring.base.errors import StartupError, Unavailable
+from slipring.engines.llama.api import RemoteVocabulary
 from slipring.engines.llama.engine import LlamaEngine
 from slipring.engines.llama.options import LlamaOptions
-from slipring.engines.llama.remote import RemoteVocabulary
 from slipring.engines.remote.http_client import HttpClient
 from slipring.prompts.rendering import Renderer
 from slipring.prompts.tokenization.tokenizer import Tokenizer, UnknownVocabulary

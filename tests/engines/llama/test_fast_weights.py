@@ -17,8 +17,8 @@ import pytest
 from slipring.engines.llama import fast_weights
 from slipring.engines.llama.engine import LlamaEngine
 from slipring.engines.llama.fast_weights import as_q8_0, cache_directory, fast_copy, file_to_load
-from slipring.engines.llama.models import locate
 from slipring.engines.llama.options import LlamaOptions
+from slipring.engines.llama.served_model import locate
 from slipring.prompts.tokenization.gguf_metadata import GgufError, read_layout
 from tests.harness import serve
 from tests.prompts.gguf_writer import entry, string

@@ -7,7 +7,7 @@ from slipring.base.errors import ServerError
 from slipring.engines.llama.answer import PrefillReader
 from slipring.engines.llama.api import Api
 from slipring.engines.llama.slots import Slot
-from slipring.engines.sharing import Host
+from slipring.engines.shared_engines import Host
 from tests.engines.remote.test_http_client import serving
 
 

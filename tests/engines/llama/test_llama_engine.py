@@ -21,11 +21,11 @@ from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delt
 from slipring.core.limits import Limits
 from slipring.engines.llama.api import completion_body, read_chunk
 from slipring.engines.llama.engine import LlamaEngine
-from slipring.engines.llama.models import read_file
 from slipring.engines.llama.options import LlamaOptions, read_options
+from slipring.engines.llama.served_model import read_file
 from slipring.engines.tokens.model_files import ModelInfo
-from slipring.engines.tokens.renderers import make_renderer
 from slipring.engines.tokens.sampling import Sampling
+from slipring.engines.tokens.template_choice import make_renderer
 from slipring.prompts.rendering import Preface, Rendered, empty
 from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.protocol.requests import TEXT

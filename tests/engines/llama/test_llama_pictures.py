@@ -8,9 +8,9 @@ import pytest
 from slipring.base.errors import StartupError
 from slipring.core.limits import Limits
 from slipring.engines.llama.engine import LlamaEngine
-from slipring.engines.llama.models import projector_of
 from slipring.engines.llama.options import LlamaOptions, read_options
 from slipring.engines.llama.pictured_text import PicturedText
+from slipring.engines.llama.served_model import projector_of
 from slipring.prompts.rendering import picture_id
 from tests.harness import WEATHER, serve
 from tests.model import ServeModel, SharedModel

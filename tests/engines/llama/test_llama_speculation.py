@@ -12,7 +12,7 @@ from slipring.base.errors import PermissionDenied, StartupError
 from slipring.core.limits import Limits
 from slipring.engines.llama.engine import LlamaEngine
 from slipring.engines.llama.options import LlamaOptions, read_options
-from slipring.engines.llama.slot_shares import EmbeddedOwner
+from slipring.engines.llama.worker_shares import EmbeddedOwner
 from tests.engines.llama.test_llama_steering import take_turns
 from tests.harness import TERMINAL, serve
 from tests.model import SharedModel, loaded

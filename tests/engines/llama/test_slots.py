@@ -20,8 +20,8 @@ from slipring.engines.llama.engine import LlamaEngine
 from slipring.engines.llama.saved_contexts import MIN_TOKENS, SavedContexts
 from slipring.engines.llama.slots import Slot, SlotRequest, Slots
 from slipring.engines.remote.admission_and_retries import JobQueue
-from slipring.engines.remote.answer_reader import Consumer
-from slipring.engines.sharing import Host
+from slipring.engines.remote.streamed_answer import Consumer
+from slipring.engines.shared_engines import Host
 from slipring.engines.tokens.sampling import Sampling
 from slipring.prompts.rendering import Rendered
 from slipring.protocol.tools import Offer

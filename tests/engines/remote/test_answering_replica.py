@@ -2,7 +2,7 @@
 
 import pytest
 
-from slipring.engines.remote.answering_replica import (
+from slipring.engines.remote.upstream import (
     DEFAULT_HEADERS,
     Replica,
     answering_replica,

@@ -6,9 +6,13 @@ from typing import Any
 import pytest
 
 from slipring.engines.llama.options import LlamaOptions
-from slipring.engines.tokens.builtin_templates import NAMES, builtin_template, find_builtin
 from slipring.engines.tokens.model_files import ModelInfo
-from slipring.engines.tokens.renderers import make_serving_renderer
+from slipring.engines.tokens.template_choice import (
+    NAMES,
+    builtin_template,
+    find_builtin,
+    make_serving_renderer,
+)
 from slipring.prompts.templates.chat_template import ChatTemplate
 from slipring.prompts.tokenization.tokenizer import Tokenizer
 from tests.prompts.templates.family_templates import source_of

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from slipring.commands.inspection.report import report_of
+from slipring.commands.inspection.verdict import report_of
 from slipring.engines.sglang.engine import _missing_sessions
 from slipring.engines.vllm.sessions_plugin import EngineFacts, Limits, limits_of
 from tests.engines.chains import turns

@@ -5,9 +5,9 @@ from datetime import date
 from functools import cache
 from pathlib import Path
 
-from slipring.engines.tokens.builtin_templates import NAMES as BUILTIN
-from slipring.engines.tokens.builtin_templates import builtin_template
-from slipring.prompts.templates.template_engines import TemplateError
+from slipring.engines.tokens.template_choice import NAMES as BUILTIN
+from slipring.engines.tokens.template_choice import builtin_template
+from slipring.prompts.templates.chat_template import TemplateError
 from slipring.prompts.templates.template_renderer import TemplateRenderer
 from tests.prompts.oracles import comparison
 from tests.prompts.templates.family_renderers import TODAY, family_renderer

@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from slipring.engines.tokens.builtin_templates import builtin_template
+from slipring.engines.tokens.template_choice import builtin_template
 from slipring.prompts.templates.detection.text_comparison import common_prefix
 from tests.prompts.oracles.comparison import (
     Comparison,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from slipring.engines.tokens.builtin_templates import builtin_template
+from slipring.engines.tokens.template_choice import builtin_template
 from tests.prompts.oracles.comparison import Comparison, family_renderer, family_vocabulary, own_template
 from tests.prompts.oracles.differences import CHOICES, reason_for
 from tests.prompts.oracles.families import FAMILIES

@@ -7,8 +7,14 @@ from msgspec import structs
 
 from slipring.core.generation import Job
 from slipring.prompts.rendering import Rendering
-from slipring.prompts.templates.template_renderer import ASKED_TO_DROP, CONTEXT_CHANGED, TemplateRenderer
-from slipring.prompts.templates.withheld_thoughts import clipped, joined, ranges_of
+from slipring.prompts.templates.template_renderer import (
+    ASKED_TO_DROP,
+    CONTEXT_CHANGED,
+    TemplateRenderer,
+    clipped,
+    joined,
+    ranges_of,
+)
 from slipring.prompts.tokenization.token_budget import TokenBudget
 from slipring.protocol.items import Item
 from tests.prompts.templates.family_renderers import family_renderer

@@ -20,9 +20,9 @@ import msgspec
 from aiohttp import web
 
 import slipring.server
-from slipring.observation import live
+from slipring.observation import live_messages
 from slipring.observation.drawing_files import DRAWINGS
-from slipring.protocol.timing import Mark, Stage, StageName, StepCounts, TokenCounts, TurnReport
+from slipring.protocol.turn_report import Mark, Stage, StageName, StepCounts, TokenCounts, TurnReport
 
 PAGE = Path(slipring.server.__file__).parent / "admin" / "page"
 FILES = {path.name: path for folder in (PAGE, DRAWINGS) for path in folder.iterdir()}
@@ -35,19 +35,19 @@ PHASES = {
     **{"prefill": "running", "generate": "running", "client": "paused", "store": "saving"},
     **{"list": "listing", "tools": "calling"},
 }
-LOOPS = live.Loops(
+LOOPS = live_messages.Loops(
     capacity_tokens=620_000,
     held_tokens=561_400,
     running=3,
     paused=2,
     waiting=1,
     listed=[
-        live.Loop("umbrella", "waiting", 4.2, 71_300, 9),
-        live.Loop("acme", "running", 0.0, 148_200, 31),
-        live.Loop("acme", "paused", 1.6, 131_900, 24, "run_tests", 3.8),
-        live.Loop("globex", "running", 0.0, 118_400, 20),
-        live.Loop("initech", "running", 0.0, 94_700, 16),
-        live.Loop("globex", "paused", 0.4, 68_200, 11, "read_file", 0.3),
+        live_messages.Loop("umbrella", "waiting", 4.2, 71_300, 9),
+        live_messages.Loop("acme", "running", 0.0, 148_200, 31),
+        live_messages.Loop("acme", "paused", 1.6, 131_900, 24, "run_tests", 3.8),
+        live_messages.Loop("globex", "running", 0.0, 118_400, 20),
+        live_messages.Loop("initech", "running", 0.0, 94_700, 16),
+        live_messages.Loop("globex", "paused", 0.4, 68_200, 11, "read_file", 0.3),
     ],
 )
 """Loops of agents that share the KV cache of one engine."""
@@ -65,7 +65,7 @@ class Lane:
         self.context_tokens = 0
         self.context_bytes = 0
         self.depth = 0
-        self.turn: live.Turn | None = None
+        self.turn: live_messages.Turn | None = None
 
 
 class Peer:
@@ -76,8 +76,8 @@ class Peer:
         self.tenant = tenant
         self.opened_at = opened_at
         self.lanes = [Lane(self, name) for name in names]
-        self.recent: deque[live.Turn] = deque(maxlen=_RECENT)
-        self.nodes: deque[live.Node] = deque(maxlen=120)
+        self.recent: deque[live_messages.Turn] = deque(maxlen=_RECENT)
+        self.nodes: deque[live_messages.Node] = deque(maxlen=120)
         self.turns_ended = 0
         self.has_changed = True
 
@@ -95,8 +95,8 @@ class Simulation:
         self._due: list[tuple[float, int, Callable[[float], None]]] = []
         self._peers: dict[int, Peer] = {}
         self._closed: list[int] = []
-        self._ended: list[live.Turn] = []
-        self._http_ended: deque[live.Turn] = deque(maxlen=_RECENT)
+        self._ended: list[live_messages.Turn] = []
+        self._http_ended: deque[live_messages.Turn] = deque(maxlen=_RECENT)
         self._http = [Lane(None, None) for _ in range(3 if connections else 0)]
         self._slots: list[tuple[str | None, str | None, int]] = [(None, None, 0)] * 4
         self._turns: dict[str, int] = {}
@@ -137,7 +137,7 @@ class Simulation:
             lane.connection.has_changed = True
         self._later(at + lane.turn.report.total_ms / 1000, partial(self._end, lane))
 
-    def _planned(self, lane: Lane, at: float) -> live.Turn:
+    def _planned(self, lane: Lane, at: float) -> live_messages.Turn:
         dice, peer = self._dice, lane.connection
         marks: list[Mark] = []
         if peer is not None and lane.name and lane.previous is None and peer.lanes[0].previous:
@@ -196,7 +196,7 @@ class Simulation:
             hosted_calls=calls or msgspec.UNSET,
         )
         tenant = peer.tenant if peer else dice.choice(TENANTS)
-        return live.Turn(at, report, transport, tenant, peer.number if peer else 0, lane.name)
+        return live_messages.Turn(at, report, transport, tenant, peer.number if peer else 0, lane.name)
 
     def _stages(
         self, marks: list[Mark], new: int, output: int, steps: int, between: StageName
@@ -254,7 +254,7 @@ class Simulation:
             peer.has_changed = True
         self._after(lane, at)
 
-    def _continue(self, lane: Lane, turn: live.Turn, tokens: TokenCounts) -> None:
+    def _continue(self, lane: Lane, turn: live_messages.Turn, tokens: TokenCounts) -> None:
         """The response is the parent of the lane's next one."""
         report, peer = turn.report, lane.connection
         assert isinstance(report.response_id, str)
@@ -270,7 +270,7 @@ class Simulation:
                 lane.previous, lane.context_tokens, lane.context_bytes, lane.depth = None, 0, 0, 0
             return
         peer.nodes.append(
-            live.Node(
+            live_messages.Node(
                 id=report.response_id,
                 parent=parent,
                 lane=lane.name,
@@ -296,7 +296,7 @@ class Simulation:
         pause = dice.choices((dice.uniform(0.1, 1), dice.uniform(1, 6), dice.uniform(10, 60)), (5, 5, 1))[0]
         self._later(at + pause, partial(self._begin, lane))
 
-    def _unended(self, turn: live.Turn) -> live.Turn:
+    def _unended(self, turn: live_messages.Turn) -> live_messages.Turn:
         """What is known of a turn while it runs."""
         passed = (self.now - turn.started_at) * 1000
         ended = [each for each in turn.report.stages if each.start_ms + each.duration_ms <= passed]
@@ -311,12 +311,12 @@ class Simulation:
         )
         return msgspec.structs.replace(turn, report=report)
 
-    def connection(self, peer: Peer, *, is_complete: bool) -> live.Connection:
-        return live.Connection(
+    def connection(self, peer: Peer, *, is_complete: bool) -> live_messages.Connection:
+        return live_messages.Connection(
             number=peer.number,
             tenant=peer.tenant,
             opened_at=peer.opened_at,
-            cache=live.Memory(sum(node.size_bytes for node in peer.nodes), 8_000_000),
+            cache=live_messages.Memory(sum(node.size_bytes for node in peer.nodes), 8_000_000),
             responses=len(peer.nodes),
             lanes=len(peer.lanes),
             turns_ended=peer.turns_ended,
@@ -325,7 +325,7 @@ class Simulation:
             recent=list(peer.recent) if is_complete else msgspec.UNSET,
         )
 
-    def detail(self, number: int) -> live.ConnectionDetail | None:
+    def detail(self, number: int) -> live_messages.ConnectionDetail | None:
         peer = self._peers.get(number)
         if peer is None:
             return None
@@ -337,28 +337,30 @@ class Simulation:
             )
             for node in peer.nodes
         ]
-        return live.ConnectionDetail(self.connection(peer, is_complete=True), nodes, is_complete=True)
+        return live_messages.ConnectionDetail(
+            self.connection(peer, is_complete=True), nodes, is_complete=True
+        )
 
-    def update(self, *, is_complete: bool) -> live.Update:
+    def update(self, *, is_complete: bool) -> live_messages.Update:
         peers = list(self._peers.values())
         running = sum(lane.turn is not None for peer in peers for lane in peer.lanes)
         http = [self._unended(lane.turn) for lane in self._http if lane.turn]
         changed = [peer for peer in peers if is_complete or peer.has_changed or any(_running(peer))]
-        made = live.Update(
+        made = live_messages.Update(
             process=self.process,
             pid=4000 + self.process,
             now=self.now,
             is_complete=is_complete,
             memory={
-                "states": live.Memory(sum(len(peer.nodes) for peer in peers) * 9000, 256_000_000),
-                "parked": live.Memory(3_400_000, 64_000_000),
-                "recognised": live.Memory(11_800_000, 32_000_000),
-                "requests": live.Memory(running * 40_000, 128_000_000),
-                "unread": live.Memory(0, 64_000_000),
-                "compiled": live.Memory(2_100_000, 16_000_000),
+                "states": live_messages.Memory(sum(len(peer.nodes) for peer in peers) * 9000, 256_000_000),
+                "parked": live_messages.Memory(3_400_000, 64_000_000),
+                "recognised": live_messages.Memory(11_800_000, 32_000_000),
+                "requests": live_messages.Memory(running * 40_000, 128_000_000),
+                "unread": live_messages.Memory(0, 64_000_000),
+                "compiled": live_messages.Memory(2_100_000, 16_000_000),
             },
             tenants=[
-                live.TenantMemory(name, 40_000_000 - 7_000_000 * index, 64_000_000)
+                live_messages.TenantMemory(name, 40_000_000 - 7_000_000 * index, 64_000_000)
                 for index, name in enumerate(TENANTS)
             ],
             resident_bytes=212_000_000 + len(peers) * 41_000,
@@ -371,11 +373,11 @@ class Simulation:
             needs_key=self.needs_key,
             engines=self._engines(running),
             parked=[
-                live.Parked(name, 4 + index, 420_000 * (index + 1), 20 + 40 * index - self.now % 20)
+                live_messages.Parked(name, 4 + index, 420_000 * (index + 1), 20 + 40 * index - self.now % 20)
                 for index, name in enumerate(TENANTS[:3])
             ],
             parked_sessions=3,
-            totals=live.Totals(
+            totals=live_messages.Totals(
                 dict(self._turns), dict(self._tokens), self._bytes[0], self._bytes[1], dict(self._fallbacks)
             ),
             connections=[self.connection(peer, is_complete=is_complete) for peer in changed],
@@ -389,18 +391,20 @@ class Simulation:
             peer.has_changed = False
         return made
 
-    def _engines(self, running: int) -> list[live.Engine]:
+    def _engines(self, running: int) -> list[live_messages.Engine]:
         slots = [
-            live.Slot(number, "busy" if number < running else "idle", tokens, tenant, chain)
+            live_messages.Slot(number, "busy" if number < running else "idle", tokens, tenant, chain)
             for number, (tenant, chain, tokens) in enumerate(self._slots)
         ]
         saved = [
-            live.SavedContext(TENANTS[number], 9_000 - 2_100 * number, 61_000_000 - 14_000_000 * number, None)
+            live_messages.SavedContext(
+                TENANTS[number], 9_000 - 2_100 * number, 61_000_000 - 14_000_000 * number, None
+            )
             for number in range(3)
         ]
-        memory = live.Memory(sum(each.size_bytes for each in saved), 512_000_000)
+        memory = live_messages.Memory(sum(each.size_bytes for each in saved), 512_000_000)
         return [
-            live.Engine(
+            live_messages.Engine(
                 name="llama",
                 models=["smollm2-135m-instruct"],
                 trouble=None,
@@ -411,7 +415,7 @@ class Simulation:
                 saved=saved,
                 saved_memory=memory,
             ),
-            live.Engine(
+            live_messages.Engine(
                 name="vllm",
                 models=["qwen3-32b"],
                 trouble=None,
@@ -420,7 +424,7 @@ class Simulation:
                 breaker="closed",
                 loops=LOOPS,
             ),
-            live.Engine(
+            live_messages.Engine(
                 name="chat",
                 models=["qwen3-8b"],
                 trouble="connection refused",
@@ -434,7 +438,7 @@ class Simulation:
         ]
 
 
-def _running(peer: Peer) -> list[live.Turn]:
+def _running(peer: Peer) -> list[live_messages.Turn]:
     return [lane.turn for lane in peer.lanes if lane.turn]
 
 
@@ -525,21 +529,21 @@ class FakeAdmin:
         cut = self._cut
         try:
             now = self._clock()
-            greeting = live.Greeting(
+            greeting = live_messages.Greeting(
                 version=slipring.__version__,
                 started_at=now - 3725,
                 now=now,
                 interval_s=self.interval_s,
                 api_url="http://127.0.0.1:8000/v1",
                 workers=len(self.simulations),
-                departed=live.Totals(),
+                departed=live_messages.Totals(),
             )
-            await stream.write(live.encode(greeting))
+            await stream.write(live_messages.encode(greeting))
             is_first = True
             while not cut.is_set():
                 for simulation in self.simulations:
                     simulation.advance(self._clock())
-                    await stream.write(live.encode(simulation.update(is_complete=is_first)))
+                    await stream.write(live_messages.encode(simulation.update(is_complete=is_first)))
                 is_first = False
                 try:
                     await asyncio.wait_for(cut.wait(), self.interval_s)

@@ -13,7 +13,7 @@ import pytest
 
 from slipring.base.errors import StartupError
 from slipring.config.settings import Config
-from slipring.observation import live
+from slipring.observation import live_messages
 from slipring.server.admin import listener as listener_module
 from slipring.server.process.server import Server
 from tests.harness import FAST, Running, serve
@@ -137,10 +137,10 @@ async def test_watchers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_watcher_that_does_not_read_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
-    encode = live.encode
+    encode = live_messages.encode
     # Lines that no buffer of the kernel holds, so that the first one is not read to its end.
-    monkeypatch.setattr(live, "encode", lambda message: bytes(2**24) + encode(message))
-    monkeypatch.setattr("slipring.observation.live.INTERVAL_S", 0.001)
+    monkeypatch.setattr(live_messages, "encode", lambda message: bytes(2**24) + encode(message))
+    monkeypatch.setattr("slipring.observation.live_messages.INTERVAL_S", 0.001)
     monkeypatch.setattr(listener_module, "_UNREAD_LINES", 2)
     async with serve(admin=ANY_PORT) as server:
         port = int(admin_url(server).rstrip("/").rpartition(":")[2])
@@ -173,12 +173,12 @@ async def test_a_supervisor_shows_its_workers_and_those_that_replace_them(tmp_pa
                 (connection,) = shown.connections
                 place = f"live/connections/{shown.process}/{connection.number}"
                 async with http.get(url + place) as answer:
-                    detail = msgspec.json.decode(await answer.read(), type=live.ConnectionDetail)
+                    detail = msgspec.json.decode(await answer.read(), type=live_messages.ConnectionDetail)
                     assert detail.connection.number == connection.number
                 async with http.get(f"{url}live/connections/{1 - shown.process}/99") as answer:
                     assert answer.status == 404
                 await api.close()
-            assert greeting.departed == live.Totals()
+            assert greeting.departed == live_messages.Totals()
             async with http.post(f"{process.url}/responses", json={"input": "Hi"}) as answer:
                 assert answer.status == 200
             killed = await stream.update(lambda update: bool(update.totals.turns))
@@ -188,8 +188,8 @@ async def test_a_supervisor_shows_its_workers_and_those_that_replace_them(tmp_pa
                 await complete_updates(other, {0, 1})
                 os.kill(killed.pid, signal.SIGKILL)
                 for each in (stream, other):
-                    while not isinstance(gone := await each.next(), live.ProcessGone):
-                        assert not (isinstance(gone, live.Update) and gone.is_complete)
+                    while not isinstance(gone := await each.next(), live_messages.ProcessGone):
+                        assert not (isinstance(gone, live_messages.Update) and gone.is_complete)
                     assert (gone.process, gone.departed) == (killed.process, killed.totals)
                     (replaced,) = await complete_updates(each, {killed.process})
                     assert replaced.pid != killed.pid
@@ -202,9 +202,9 @@ async def test_a_supervisor_shows_its_workers_and_those_that_replace_them(tmp_pa
             assert {worker["pid"] for worker in health["workers"]} == {living, replaced.pid}
 
 
-async def complete_updates(stream: Stream, processes: set[int]) -> list[live.Update]:
+async def complete_updates(stream: Stream, processes: set[int]) -> list[live_messages.Update]:
     """The complete updates of these processes, by number."""
-    found: dict[int, live.Update] = {}
+    found: dict[int, live_messages.Update] = {}
     while found.keys() != processes:
         update = await stream.update(lambda update: update.is_complete)
         assert update.process not in found

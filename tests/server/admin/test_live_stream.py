@@ -10,7 +10,7 @@ import pytest
 from msgspec import UNSET
 
 from slipring.core.limits import Limits
-from slipring.observation import live
+from slipring.observation import live_messages
 from tests.api import Api
 from tests.harness import PuppetEngine, serve
 from tests.mcp.fakes import Exchange, FakeServer, serving
@@ -47,7 +47,7 @@ async def test_a_watcher_sees_a_turn_wait_run_and_end() -> None:
             (await engine.next()).finish()
             response_id = (await socket.until("response.completed", lane="a"))[-1]["response"]["id"]
             await socket.until("response.completed", lane="a")
-            ended: list[live.Turn] = []
+            ended: list[live_messages.Turn] = []
             while len(ended) < 2:
                 ended += (await stream.update()).turns
             assert ended[0].report.response_id == response_id
@@ -93,7 +93,7 @@ async def test_hosted_calls_are_shown_while_they_run_and_afterwards(
         assert {stage.name for stage in turn.report.stages} >= {"list", "tools"}
 
 
-async def stream_of_one(url: str, http: aiohttp.ClientSession) -> live.Update:
+async def stream_of_one(url: str, http: aiohttp.ClientSession) -> live_messages.Update:
     """A complete update."""
     async with watch(url, http) as (_, stream):
         return await stream.update()
@@ -109,7 +109,7 @@ async def test_every_transport_is_shown() -> None:
             await api.ended((await api.begin(input=SECRET))["id"])
             async with server.connect() as socket:
                 await socket.response(input=SECRET)
-            seen: list[live.Turn] = []
+            seen: list[live_messages.Turn] = []
             while len(seen) < 4:
                 seen += (await stream.update()).turns
             assert {turn.transport for turn in seen} == {"http", "sse", "background", "websocket"}
@@ -141,7 +141,7 @@ async def test_a_chain_is_shown_as_a_tree() -> None:
             text = await answer.read()
             assert answer.status == 200
         assert SECRET.encode() not in text
-        detail = msgspec.json.decode(text, type=live.ConnectionDetail)
+        detail = msgspec.json.decode(text, type=live_messages.ConnectionDetail)
         assert detail.is_complete
         nodes = {node.id: node for node in detail.nodes}
         assert detail.nodes[0].id == root["id"], "parents come first"
@@ -170,9 +170,9 @@ async def test_memory_and_parked_sessions_are_shown_against_their_bounds() -> No
             (connection,) = update.connections
             assert 1000 < connection.cache.used_bytes == update.memory["states"].used_bytes
             assert connection.cache.limit_bytes == limits.connection_cache_bytes
-            assert update.memory["parked"] == live.Memory(0, 10_000_000)
+            assert update.memory["parked"] == live_messages.Memory(0, 10_000_000)
             (tenant,) = update.tenants
-            assert tenant == live.TenantMemory(
+            assert tenant == live_messages.TenantMemory(
                 "default", connection.cache.used_bytes, limits.tenant_cache_bytes
             )
             transport = socket.ws._response.connection

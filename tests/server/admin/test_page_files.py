@@ -10,7 +10,7 @@ import pytest
 
 import slipring.server.admin
 from slipring.observation.drawing_files import DRAWINGS
-from slipring.protocol.timing import Mark, StageName
+from slipring.protocol.turn_report import Mark, StageName
 
 PAGE = Path(slipring.server.admin.__file__).parent / "page"
 FILES = sorted((*PAGE.iterdir(), *DRAWINGS.iterdir()))

@@ -7,7 +7,7 @@ from typing import Any
 
 import aiohttp
 
-from slipring.observation import live
+from slipring.observation import live_messages
 from tests.harness import Running
 
 ANY_PORT = "127.0.0.1:0"
@@ -22,7 +22,7 @@ class Stream:
         self._unread = b""
         self.text = b""
 
-    async def next(self) -> live.Message:
+    async def next(self) -> live_messages.Message:
         async with asyncio.timeout(PATIENCE_S):
             while b"\n" not in self._unread:
                 received = await self._content.readany()
@@ -30,26 +30,28 @@ class Stream:
                 self._unread += received
         line, _, self._unread = self._unread.partition(b"\n")
         self.text += line
-        return live.decode(line)
+        return live_messages.decode(line)
 
-    async def update(self, holds: Callable[[live.Update], bool] = lambda update: True) -> live.Update:
+    async def update(
+        self, holds: Callable[[live_messages.Update], bool] = lambda update: True
+    ) -> live_messages.Update:
         """The next update for which this holds."""
         while True:
             message = await self.next()
-            if isinstance(message, live.Update) and holds(message):
+            if isinstance(message, live_messages.Update) and holds(message):
                 return message
 
 
 @asynccontextmanager
 async def watch(
     url: str, http: aiohttp.ClientSession, **options: Any
-) -> AsyncIterator[tuple[live.Greeting, Stream]]:
+) -> AsyncIterator[tuple[live_messages.Greeting, Stream]]:
     async with http.get(f"{url}live", **options) as answer:
         assert answer.status == 200, await answer.text()
         assert answer.content_type == "application/x-ndjson"
         stream = Stream(answer.content)
         greeting = await stream.next()
-        assert isinstance(greeting, live.Greeting)
+        assert isinstance(greeting, live_messages.Greeting)
         yield greeting, stream
 
 

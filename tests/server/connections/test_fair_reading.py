@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
+from slipring.server.connections.client_connection import HttpConnection
 from slipring.server.connections.fair_reading import AT_ONCE, LARGE_READ_BYTES, ROUND_BYTES, FairReading
-from slipring.server.connections.http_connection import HttpConnection
 from tests.harness import Running, serve
 from tests.server.raw import CONTINUATION, TEXT, frame, only_client, open_raw, until
 

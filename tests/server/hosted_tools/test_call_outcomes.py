@@ -12,7 +12,7 @@ from slipring.core.generation import Capabilities
 from slipring.core.limits import Limits
 from slipring.mcp import Redaction, ToolResult
 from slipring.mcp.protocol.tools import read_result
-from slipring.protocol.hosted.mcp_items import ToolError, error_text
+from slipring.protocol.hosted.hosted_items import ToolError, error_text
 from slipring.protocol.pictures.item_pictures import base64_of
 from slipring.server.hosted_tools.call_outcomes import outcome_of
 from tests.pictures import data_url, png

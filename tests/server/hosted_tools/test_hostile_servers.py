@@ -21,7 +21,7 @@ from slipring.config.settings import Config
 from slipring.core.hosted.tools import CallProgress
 from slipring.core.limits import Limits
 from slipring.mcp import Reach
-from slipring.protocol.hosted.mcp_items import HttpError, ProtocolError
+from slipring.protocol.hosted.hosted_items import HttpError, ProtocolError
 from slipring.protocol.hosted.mcp_tools import McpTool
 from slipring.server.hosted_tools.registry import Registry, ServerRefused
 from slipring.server.hosted_tools.runner import ToolRunner

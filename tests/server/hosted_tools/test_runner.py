@@ -13,8 +13,8 @@ from slipring.base.errors import ExternalConnectorError, InvalidRequest
 from slipring.core.hosted.tools import CallOutcome, CallProgress, ResolvedServer
 from slipring.core.limits import Limits
 from slipring.mcp import Credential, StdioServer
-from slipring.observation import metrics as table
-from slipring.protocol.hosted.mcp_items import HttpError, ProtocolError
+from slipring.observation import metric_table as table
+from slipring.protocol.hosted.hosted_items import HttpError, ProtocolError
 from slipring.protocol.hosted.mcp_tools import McpTool, ToolHints
 from slipring.server.access.auth import Caller
 from slipring.server.hosted_tools.registry import Target

@@ -15,9 +15,9 @@ from prometheus_client.samples import Sample
 from slipring.base.errors import ServerError
 from slipring.config.settings import Config
 from slipring.core.limits import Limits
-from slipring.observation import metrics as table
+from slipring.observation import metric_table as table
 from slipring.observation.exposition import expose
-from slipring.protocol.timing import Mark, Stage, TokenCounts, TurnReport
+from slipring.protocol.turn_report import Mark, Stage, TokenCounts, TurnReport
 from slipring.server.access.auth import Caller
 from slipring.server.observation.ended_turns import EndedTurn, Origin, Transport
 from slipring.server.observation.loop_lag import LoopLag

@@ -12,7 +12,7 @@ import pytest
 
 from slipring.base.errors import ServerError
 from slipring.core.limits import Limits
-from slipring.protocol.timing import Stage, TokenCounts, TurnReport
+from slipring.protocol.turn_report import Stage, TokenCounts, TurnReport
 from slipring.server.access.auth import Caller
 from slipring.server.observation.ended_turns import EndedTurn, Origin
 from slipring.server.observation.turn_log import LineFormatter, TerminalFormatter, TurnLine, write

@@ -18,7 +18,7 @@ from slipring import __version__
 from slipring.config.models import ModelEntry
 from slipring.config.settings import Config
 from slipring.core.limits import Limits
-from slipring.engines.sharing import Share
+from slipring.engines.shared_engines import Share
 from slipring.server.admin.workers_source import WorkersSource
 from slipring.server.id_minting import node_of
 from slipring.server.process import worker_messages

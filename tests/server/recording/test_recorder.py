@@ -13,7 +13,7 @@ from slipring.base.errors import ServerError, StartupError
 from slipring.commands.bench.workloads.replay import read_recording
 from slipring.config.mcp_registrations import HeaderVariable, McpRegistration
 from slipring.core.limits import Limits
-from slipring.observation.metrics import RECORDED_TURNS
+from slipring.observation.metric_table import RECORDED_TURNS
 from tests.harness import WEATHER, PuppetEngine, serve
 from tests.observation.snapshot_values import value_of
 from tests.server.recording.recordings import files, only, paths, sizes, texts

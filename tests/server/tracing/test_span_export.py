@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from slipring.protocol.requests import CreateRequest
-from slipring.protocol.timing import Stage, TurnReport
+from slipring.protocol.turn_report import Stage, TurnReport
 from slipring.server.access.auth import Caller
 from slipring.server.observation.ended_turns import EndedTurn, Origin, TurnContent
 from slipring.server.tracing import span_export

@@ -15,7 +15,7 @@ from aiohttp import web
 from slipring.base.aiohttp_internals import StreamedResponse
 from slipring.core.limits import Limits
 from slipring.protocol import wire
-from slipring.protocol.endpoints import event_blocks
+from slipring.protocol.endpoints import translation
 from slipring.protocol.events import Event
 from slipring.protocol.responses import Response
 from slipring.server.background import event_stream, runs
@@ -101,8 +101,8 @@ async def test_a_stream_over_http_1_0_ends_too(monkeypatch: pytest.MonkeyPatch) 
 
 async def test_the_stream_of_a_background_create_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(limits=SILENT) as (engine, api):
-        block = failing_later(2, event_blocks.named_block)
-        monkeypatch.setattr(event_blocks, "named_block", block)
+        block = failing_later(2, translation.named_block)
+        monkeypatch.setattr(translation, "named_block", block)
         body = {"input": "hello", "background": True, "stream": True}
         async with api.server.http.post(f"{api.server.url}/responses", json=body, headers=KEY) as answer:
             (await engine.next()).say("a")

@@ -7,8 +7,8 @@ import pytest
 
 from slipring.base.errors import ServerError
 from slipring.protocol.events import Error
+from slipring.server.replies import no_head
 from slipring.server.transports.outbox import Outbox, run_until_waiting
-from slipring.server.transports.streamed_body import no_head
 
 LIFE = b": keepalive\n\n"
 EVENT = Error.of(ServerError(), None)

@@ -27,10 +27,10 @@ from msgspec import Struct
 from slipring.base.errors import StartupError, Unavailable
 from slipring.config.settings import ADMIN_AUTO, ADMIN_OFF, Config
 from slipring.engines.catalog import check_options, open_engine
+from slipring.engines.hub.fitting_context import available_memory
 from slipring.engines.hub.gguf_variants import gigabytes
-from slipring.engines.hub.memory_fit import available_memory
 from slipring.engines.hub.model_hub import ModelHub
-from slipring.engines.hub.named_models import (
+from slipring.engines.hub.model_names import (
     Fetch,
     full_name,
     model_of_flag,
@@ -39,9 +39,9 @@ from slipring.engines.hub.named_models import (
     to_fetch,
 )
 from slipring.server.access.auth import require_keys
-from slipring.server.connections.file_descriptors import is_reduced, raise_limit, room_for_connections
+from slipring.server.connections.connection_limits import is_reduced, raise_limit, room_for_connections
 from slipring.server.process.listening_sockets import listen
-from slipring.stores.catalog import default_file, open_store
+from slipring.stores.store import default_file, open_store
 
 State = Literal["ok", "warn", "fail"]
 _LITTLE_MEMORY = 1 << 30

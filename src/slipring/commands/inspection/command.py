@@ -10,7 +10,7 @@ from slipring.base.progress import ProgressLine
 from slipring.base.standard_streams import print_encoded
 from slipring.commands.flags import text
 from slipring.engines.hub.model_hub import ModelHub
-from slipring.engines.hub.named_models import inspected_name
+from slipring.engines.hub.model_names import inspected_name
 
 UNUSABLE = 1
 
@@ -30,7 +30,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def inspect(arguments: argparse.Namespace) -> int:
     """Inspect a model and print the report. Returns the exit code. Raises ``StartupError``."""
     try:
-        from slipring.commands.inspection.report import report_of
+        from slipring.commands.inspection.verdict import report_of
 
         engine = inspected_name(arguments.engine, ModelHub())
         with ProgressLine("reading the model"):

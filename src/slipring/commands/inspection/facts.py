@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from slipring.prompts.chain_choices import ChainChoice
+from slipring.prompts.rendering import ChainChoice
 
 
 class ModelFacts(Struct, frozen=True, kw_only=True):

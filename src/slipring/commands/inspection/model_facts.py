@@ -44,9 +44,7 @@ from slipring.commands.inspection.sample_conversation import (
 )
 from slipring.commands.inspection.spelled_vocabulary import SpelledVocabulary
 from slipring.core.generation import Settings
-from slipring.engines.tokens.builtin_templates import NAMES, STOPS, find_builtin
-from slipring.engines.tokens.renderers import make_renderer
-from slipring.engines.tokens.rendering_options import read_variables
+from slipring.engines.tokens.template_choice import NAMES, STOPS, find_builtin, make_renderer, read_variables
 from slipring.prompts.parsing.output_format import OutputFormat
 from slipring.prompts.rendering import Renderer
 from slipring.prompts.templates.template_renderer import TemplateRenderer

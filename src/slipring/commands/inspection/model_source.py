@@ -15,8 +15,8 @@ from slipring.base.errors import StartupError
 from slipring.base.spelling import suggestion
 from slipring.commands.inspection.spelled_vocabulary import SpelledVocabulary
 from slipring.engines.catalog import KINDS, open_engine
-from slipring.engines.llama.models import ask_server, file_of, name_of, projector_of
 from slipring.engines.llama.options import LlamaOptions, read_options
+from slipring.engines.llama.served_model import ask_server, file_of, name_of, projector_of
 from slipring.engines.options import read_pairs
 from slipring.engines.remote.http_client import HttpClient
 from slipring.engines.tokens.model_files import (
@@ -27,14 +27,14 @@ from slipring.engines.tokens.model_files import (
     read_gguf,
     read_tokenizer,
 )
-from slipring.engines.tokens.rendering_options import (
+from slipring.engines.tokens.sampling import Sampling
+from slipring.engines.tokens.session_server import SessionServer
+from slipring.engines.tokens.template_choice import (
     RenderingOptions,
     dialect_option,
     thinking_option,
     variables_option,
 )
-from slipring.engines.tokens.sampling import Sampling
-from slipring.engines.tokens.session_server import SessionServer
 from slipring.engines.tokens.token_server import TokenServer
 from slipring.prompts.tokenization.tokenizer import Tokenizer, UnknownVocabulary, Vocabulary
 

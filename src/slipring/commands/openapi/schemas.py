@@ -14,7 +14,7 @@ from slipring.protocol.chat_completions.answer_format import ChatFormat, ChatSch
 from slipring.protocol.chat_completions.completion import ChatChunk, ChatCompletion
 from slipring.protocol.chat_completions.history import ChatMessage, Part, Role
 from slipring.protocol.chat_completions.request import ChatRequest, LogitBias
-from slipring.protocol.chat_completions.tool_offer import (
+from slipring.protocol.chat_completions.tools import (
     ChatFunction,
     ChatTool,
     ChatToolChoice,
@@ -66,7 +66,7 @@ from slipring.protocol.events import (
     OutputTextAnnotationAdded,
     SteerRef,
 )
-from slipring.protocol.hosted.mcp_items import ToolError
+from slipring.protocol.hosted.hosted_items import ToolError
 from slipring.protocol.hosted.mcp_tools import ListedTool, McpTool
 from slipring.protocol.items import (
     CARRIED_TYPES,

@@ -1,6 +1,9 @@
-"""Draws the screen on a terminal again and again, and leaves the terminal as it was."""
+"""Draws the screen on a terminal until ``q`` is pressed, and leaves the terminal as it was."""
 
 import asyncio
+import contextlib
+import os
+from collections.abc import Callable, Iterator
 from typing import TextIO
 
 from rich.console import Console
@@ -8,7 +11,7 @@ from rich.live import Live
 
 from slipring.commands.top.screen import Screen
 from slipring.commands.top.state import State
-from slipring.observation.live import Greeting, Message
+from slipring.observation.live_messages import Greeting, Message
 
 _INTERVAL_S = 0.25
 
@@ -62,3 +65,38 @@ class Drawing:
             self._screen.view = self._state.view()
         self._state, self._drawn = None, now
         self._live.refresh()
+
+
+_MOST_BYTES = 1024
+
+
+@contextlib.contextmanager
+def quit_key(source: TextIO, pressed: Callable[[], None]) -> Iterator[None]:
+    """Call ``pressed`` for each ``q``. Leaving the context restores the terminal's modes.
+
+    Does nothing if ``source`` is not a terminal.
+    """
+    if not source.isatty():
+        yield
+        return
+    import termios  # not available on every platform
+    import tty
+
+    descriptor = source.fileno()
+    loop = asyncio.get_running_loop()
+
+    def read() -> None:
+        keys = os.read(descriptor, _MOST_BYTES)
+        if not keys:
+            loop.remove_reader(descriptor)
+        if b"q" in keys:
+            pressed()
+
+    modes = termios.tcgetattr(descriptor)
+    tty.setcbreak(descriptor, termios.TCSADRAIN)
+    loop.add_reader(descriptor, read)
+    try:
+        yield
+    finally:
+        loop.remove_reader(descriptor)
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, modes)

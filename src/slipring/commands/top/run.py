@@ -20,7 +20,7 @@ from slipring.base.standard_streams import discard_output
 from slipring.commands.top.options import TopOptions
 from slipring.commands.top.state import State, View
 from slipring.commands.top.stream import StreamLost, StreamRefused, Unreachable, live_stream
-from slipring.observation.live import Message, Update
+from slipring.observation.live_messages import Message, Update
 
 OK = 0
 NOT_REACHED = 1
@@ -174,8 +174,7 @@ class JsonLines:
 
 async def _draw(options: TopOptions) -> None:
     """Draw on the terminal until ``q``, Ctrl-C or SIGTERM."""
-    from slipring.commands.top.drawing import Drawing
-    from slipring.commands.top.keyboard import quit_key
+    from slipring.commands.top.drawing import Drawing, quit_key
 
     ended = asyncio.Event()
     with contextlib.suppress(NotImplementedError):  # not available on every platform

@@ -7,11 +7,10 @@ rows come first; where rows are left out, a line says how many. Colours repeat w
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from slipring.commands.top.figures import count, duration, rate, share, size, visible
 from slipring.commands.top.sections import Section, sections
 from slipring.commands.top.state import Rates, View
-from slipring.commands.top.tables import shortened
-from slipring.observation.live import Memory
+from slipring.commands.top.tables import count, duration, rate, share, shortened, size, visible
+from slipring.observation.live_messages import Memory
 
 _MOST_HEADER_LINES = 5
 _SEPARATOR = " · "

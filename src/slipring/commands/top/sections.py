@@ -7,7 +7,6 @@ from typing import Any
 from msgspec import UNSET, UnsetType
 from rich.text import Text
 
-from slipring.commands.top.figures import count, duration, share, size, visible
 from slipring.commands.top.state import (
     ConnectionView,
     EngineView,
@@ -18,9 +17,9 @@ from slipring.commands.top.state import (
     ended_at,
     phase_started_at,
 )
-from slipring.commands.top.tables import Column, Row, shortened, table
-from slipring.observation.live import Engine, Slot, Turn
-from slipring.protocol.timing import TurnReport
+from slipring.commands.top.tables import Column, Row, count, duration, share, shortened, size, table, visible
+from slipring.observation.live_messages import Engine, Slot, Turn
+from slipring.protocol.turn_report import TurnReport
 
 _STAGE_AFTER = {
     "render": "engine queue",

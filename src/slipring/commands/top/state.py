@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from msgspec import UNSET, Struct
 
-from slipring.observation.live import (
+from slipring.observation.live_messages import (
     Connection,
     Engine,
     Greeting,

@@ -10,9 +10,9 @@ import msgspec
 from aiohttp import ClientTimeout
 
 from slipring.base.connection_failures import reason
-from slipring.commands.top.figures import visible
 from slipring.commands.top.options import KEY_VARIABLE, TopOptions
-from slipring.observation.live import Greeting, Message, decode
+from slipring.commands.top.tables import visible
+from slipring.observation.live_messages import Greeting, Message, decode
 
 _CONNECT_TIMEOUT_S = 10.0
 _SILENCE_TIMEOUT_S = 15.0

@@ -22,9 +22,9 @@ from msgspec import structs
 from slipring.core.chain import item_ids
 from slipring.core.chain.state import Approval, Carry
 from slipring.protocol import wire
-from slipring.protocol.hosted.builtin_items import BuiltinCall
 from slipring.protocol.hosted.builtin_tools import FUNCTIONS, BuiltinKind
-from slipring.protocol.hosted.mcp_items import (
+from slipring.protocol.hosted.hosted_items import (
+    BuiltinCall,
     McpApprovalRequest,
     McpApprovalResponse,
     McpCall,

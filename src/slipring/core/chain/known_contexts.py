@@ -13,8 +13,8 @@ was computed of it before, and is neither decoded nor translated again.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from slipring.core.byte_ledger import ChainLedger
+from slipring.core.chain.cache_diagnostics import KnownHistories
 from slipring.core.chain.head import Head
-from slipring.core.chain.history_departures import KnownHistories
 from slipring.core.chain.state import Position, echoed_bytes
 from slipring.core.tenant_entries import TimedEntries
 from slipring.protocol.endpoints.resent_messages import NOTHING_KNOWN, Known, Piece

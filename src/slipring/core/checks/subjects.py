@@ -13,7 +13,7 @@ from slipring.core.checks.item_texts import other_texts, others_digest, texts_in
 from slipring.core.checks.json_text import as_read, as_read_if_json, unescaped
 from slipring.core.checks.verdicts import Kind, Side, Subject
 from slipring.protocol import wire
-from slipring.protocol.hosted.mcp_items import CallError
+from slipring.protocol.hosted.hosted_items import CallError
 from slipring.protocol.hosted.mcp_tools import ListedTool
 from slipring.protocol.item_digests import content_digest
 from slipring.protocol.items import (

@@ -11,8 +11,8 @@ from slipring.core.chain.head import Head
 from slipring.core.chain.sealed_items import Seal
 from slipring.core.chain.state import Approval, Carry
 from slipring.core.generation import Hosting, Model, UpstreamTools
-from slipring.core.hosted import approvals, lists
-from slipring.core.hosted.approvals import Approved
+from slipring.core.hosted import approval_answers
+from slipring.core.hosted.approval_answers import Approved
 from slipring.core.hosted.tools import (
     FetchedList,
     HostedTool,
@@ -23,6 +23,8 @@ from slipring.core.hosted.tools import (
     answering,
     compose,
     select,
+    serves,
+    tag_list,
 )
 from slipring.protocol.definitions import Definitions
 from slipring.protocol.hosted import tool_types
@@ -131,21 +133,23 @@ class HostedRequest:
         self.input = items
         if self.is_upstream:
             return
-        if not before.approvals and approvals.KINDS.isdisjoint([item.type for item in items]):
+        if not before.approvals and approval_answers.KINDS.isdisjoint([item.type for item in items]):
             self._input, self.input = items, hosted_items.opened(items)
             return
-        answers = approvals.read(before, items)
+        answers = approval_answers.read(before, items)
         self.approved, self._input = answers.approved, answers.items
         if self.approved and not complete:
             where = self.approved[0].where
             raise InvalidRequest.at(where, "only a request that generates an answer can approve a call")
         opened = hosted_items.opened(self._input)
-        self.input = approvals.with_denials(before.approvals, opened) if complete else opened
+        self.input = approval_answers.with_denials(before.approvals, opened) if complete else opened
 
     def take_results(self, results: Mapping[str, Item], before: Carry) -> None:
         """The approved calls have returned these results: they stand where the client approved the calls."""
         self.approved = []
-        self.input = approvals.with_denials(before.approvals, hosted_items.opened(self._input, results))
+        self.input = approval_answers.with_denials(
+            before.approvals, hosted_items.opened(self._input, results)
+        )
 
     def offer(self, request: CreateRequest, carry: Carry) -> Offered | None:
         """Put the tools of the servers into the request, which loses its secrets, and check the approvals.
@@ -161,7 +165,7 @@ class HostedRequest:
             named = self._server(each.approval.label)
             if named is None:
                 raise _not_offered(each)
-            approvals.require_genuine(each, named, partial(self._seal.verify, self._tenant))
+            approval_answers.require_genuine(each, named, partial(self._seal.verify, self._tenant))
         self._require_approved()
         return self.offered
 
@@ -172,7 +176,7 @@ class HostedRequest:
         found, tools = self.resolved[label], carry.lists.get(label)
         if tools is not None:
             listed, verify = read_list(tools), partial(self._seal.verify, self._tenant)
-            if lists.serves(carry.list_ids.get(label), listed, server, found, verify):
+            if serves(carry.list_ids.get(label), listed, server, found, verify):
                 self._lists[label] = listed
                 return
         self.awaited[label] = found
@@ -181,7 +185,7 @@ class HostedRequest:
         """What the id of the list of a server ends with."""
         server = self._server(label)
         assert server is not None
-        return lists.tag_list(server, self.awaited[label], partial(self._seal.tag, self._tenant))
+        return tag_list(server, self.awaited[label], partial(self._seal.tag, self._tenant))
 
     def take_list(self, label: str, fetched: FetchedList) -> list[ListedTool]:
         """The list of a server has been fetched: returns what of it the request offers."""
@@ -238,7 +242,7 @@ class HostedRequest:
         server = self._server(request.server_label)
         assert server is not None
         approval = Approval(request.server_label, request.name, request.arguments)
-        return self._seal.tag(self._tenant, approvals.signed_bytes(server, approval))
+        return self._seal.tag(self._tenant, approval_answers.signed_bytes(server, approval))
 
     def find_tool(self, approval: Approval) -> HostedTool | None:
         """The tool that an approved call names; None if the request does not offer it."""

@@ -24,7 +24,7 @@ from slipring.protocol.hosted.builtin_tools import BuiltinKind
 from slipring.protocol.hosted.mcp_tools import McpTool
 from slipring.protocol.items import Item
 from slipring.protocol.live_input import Append
-from slipring.protocol.timing import TurnReport
+from slipring.protocol.turn_report import TurnReport
 
 Result = TypeVar("Result")
 

@@ -35,7 +35,7 @@ from slipring.core.turn.request_validation import (
     require_something,
 )
 from slipring.core.turn.steps.rollout import Rollout, require_possible
-from slipring.core.turn.steps.steps import Steps
+from slipring.core.turn.steps.step_jobs import Steps
 from slipring.core.turn.turn import UNPLANNED, Bound, Draft, Inserted, Planned, Prepared, Turn
 from slipring.core.turn.turn_checks import TurnChecks
 from slipring.protocol.definitions import Definitions

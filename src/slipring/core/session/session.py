@@ -34,8 +34,8 @@ from slipring.protocol import requests
 from slipring.protocol.events import Error
 from slipring.protocol.live_input import Append, Steer
 from slipring.protocol.requests import CreateRequest
-from slipring.protocol.timing import TurnReport
 from slipring.protocol.tool_output import ToolOutputPiece
+from slipring.protocol.turn_report import TurnReport
 
 _NORMAL = 1000
 _POLICY_VIOLATION = 1008

@@ -14,8 +14,8 @@ from itertools import islice
 from msgspec import UNSET, structs
 
 from slipring.core.chain import input_items
+from slipring.core.chain.cache_diagnostics import MOST_ITEMS, Outline, head_outline, outline_of
 from slipring.core.chain.head import Head
-from slipring.core.chain.history_departures import MOST_ITEMS, Outline, head_outline, outline_of
 from slipring.core.chain.known_contexts import (
     NOTHING_YET,
     KnownContext,
@@ -30,7 +30,7 @@ from slipring.core.chain.state import OutputByJob, ResponseState
 from slipring.core.generation import Finished
 from slipring.protocol.items import Item, in_context, last_compaction
 from slipring.protocol.requests import CreateRequest
-from slipring.protocol.timing import Departure
+from slipring.protocol.turn_report import Departure
 
 _MOST_OUTPUT_BYTES = 512 * 1024
 """Output is digested on the event loop, which takes a millisecond for this much. Only rollouts have more."""

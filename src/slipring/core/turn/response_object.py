@@ -19,8 +19,8 @@ from slipring.protocol.responses import (
     TextEcho,
     Usage,
 )
-from slipring.protocol.timing import TokenCounts
 from slipring.protocol.tools import AUTO, ToolChoice
+from slipring.protocol.turn_report import TokenCounts
 
 _ACTED_ON = frozenset({"context_length_exceeded", "insufficient_quota", "model_not_found"})
 """Codes that the API sends although its types do not name them: Codex compacts, or does not try again."""

@@ -7,7 +7,7 @@ from msgspec import structs
 
 from slipring.core.generation import Accepted, Begun, Delta, Finished, FinishReason, Prefilled, Stop
 from slipring.core.ports import Clock
-from slipring.protocol.timing import Stage, StageName
+from slipring.protocol.turn_report import Stage, StageName
 
 _MOST_LAPS = 400
 

@@ -30,19 +30,19 @@ from slipring.core.ports import Ports
 from slipring.core.token_estimates import estimated_text_tokens, estimated_tokens
 from slipring.core.turn import response_object
 from slipring.core.turn.compaction import Compaction, Plan
-from slipring.core.turn.output.hosted_lists import HostedLists
+from slipring.core.turn.output.hosted_events import HostedLists
 from slipring.core.turn.output.output_events import Output
 from slipring.core.turn.recognition import Recognition
 from slipring.core.turn.stages import NO_TOKENS, JobProgress, Stages
 from slipring.core.turn.steps.rollout import Rollout
 from slipring.core.turn.steps.steering import Steers
-from slipring.core.turn.steps.steps import Steps
+from slipring.core.turn.steps.step_jobs import Steps
 from slipring.core.turn.turn_checks import TurnChecks
 from slipring.core.turn.waits import QUEUED, Wait
 from slipring.protocol import events
 from slipring.protocol.definitions import Compilable, Definitions
 from slipring.protocol.events import Event
-from slipring.protocol.hosted.mcp_items import error_text
+from slipring.protocol.hosted.hosted_items import error_text
 from slipring.protocol.items import Item, in_context
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.responses import Response

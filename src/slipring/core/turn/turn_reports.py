@@ -10,7 +10,7 @@ from slipring.core.generation import Finished
 from slipring.core.turn import response_object
 from slipring.core.turn.stages import as_ms
 from slipring.core.turn.turn import Turn
-from slipring.protocol.timing import Mark, StageName, TurnReport
+from slipring.protocol.turn_report import Mark, StageName, TurnReport
 
 _ID_LENGTH = 64
 """Ids in reports are cut here: a client may send anything as one."""

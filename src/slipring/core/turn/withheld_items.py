@@ -20,7 +20,7 @@ from slipring.core.checks.policies import Decision, Policy, decide
 from slipring.core.checks.subjects import subject_of
 from slipring.core.checks.verdicts import Subject
 from slipring.core.turn.inspection_context import InspectionContext, sealed_and_open
-from slipring.protocol.hosted.mcp_items import McpCall
+from slipring.protocol.hosted.hosted_items import McpCall
 from slipring.protocol.item_digests import content_digest
 from slipring.protocol.items import Item, Message
 

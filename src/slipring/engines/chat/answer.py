@@ -20,7 +20,7 @@ from slipring.engines.chat.chunks import (
 from slipring.engines.chat.odd_chunks import OddChunks, is_error
 from slipring.engines.chat.request_body import Written
 from slipring.engines.chat.returned_fields import NONE, Details, ReturnedAnswer, ReturnedFields, kept
-from slipring.engines.remote.answer_reader import AnswerReader, SteeredCut
+from slipring.engines.remote.streamed_answer import AnswerReader, SteeredCut
 from slipring.engines.remote.upstream_errors import reported
 from slipring.prompts.parsing.output_format import OutputFormat
 from slipring.prompts.parsing.output_parser import OutputParser

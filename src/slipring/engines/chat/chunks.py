@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from slipring.engines.remote.answer_reader import token_count
+from slipring.engines.remote.streamed_answer import token_count
 from slipring.protocol.responses import Logprob, TopLogprob
 
 

@@ -29,7 +29,7 @@ from slipring.prompts.parsing.output_format import JsonCalls, OutputFormat
 
 if TYPE_CHECKING:  # the sandbox's process needs none of them
     from slipring.core.generation import Job
-    from slipring.engines.constraints.grammar_compiler import Compiler
+    from slipring.engines.constraints.grammar_cache import Compiler
     from slipring.prompts.rendering import Renderer
 
 

@@ -9,8 +9,8 @@ from slipring.base.errors import ApiError, ServerError
 from slipring.core.generation import Delta, Emit, Finished, Job, Prefilled
 from slipring.engines.llama.api import Chunk, Timings, read_chunk
 from slipring.engines.llama.slots import Slot
-from slipring.engines.remote.answer_reader import AnswerReader, CutOff
-from slipring.engines.sharing import Host
+from slipring.engines.remote.streamed_answer import AnswerReader, CutOff
+from slipring.engines.shared_engines import Host
 from slipring.engines.tokens.token_answer import OutputDecoder
 from slipring.prompts.rendering import Rendered, Renderer, Rendering
 
@@ -162,7 +162,7 @@ class LlamaReader(AnswerReader[bytes]):
 
 
 class PrefillReader:
-    """Reads a completion without an answer. Implements ``answer_reader.Consumer``."""
+    """Reads a completion without an answer. Implements ``streamed_answer.Consumer``."""
 
     has_ended = False
     fault: Exception | None = None

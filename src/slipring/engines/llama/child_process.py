@@ -20,7 +20,7 @@ from msgspec import Struct, structs
 
 from slipring.base.errors import StartupError
 from slipring.engines.llama.fast_weights import file_to_load
-from slipring.engines.sharing import Host
+from slipring.engines.shared_engines import Host
 
 log = logging.getLogger("slipring")
 
@@ -61,8 +61,6 @@ class RejectedGrammars:
         self._slots.discard(slot)
         return True
 
-
-log = logging.getLogger("slipring")
 
 _LOAD_TIMEOUT_S = 600.0
 _PREFIX = "slipring-kv-"

@@ -18,17 +18,17 @@ from slipring.core.generation import ANY_ID, Begun, Capabilities, Delta, Emit, J
 from slipring.engines.base import Engine, Level
 from slipring.engines.constraints.answer_constraint import constraint_of
 from slipring.engines.constraints.answer_grammar import constrains_calls, grammar_of
-from slipring.engines.llama import models
+from slipring.engines.llama import served_model
 from slipring.engines.llama.answer import LlamaAnswer, LlamaReader, PrefillReader
 from slipring.engines.llama.api import Api, completion_body, pictured_prompt
 from slipring.engines.llama.options import LlamaOptions, read_options
 from slipring.engines.llama.pictured_text import RESENT, PicturedText
 from slipring.engines.llama.saved_contexts import SavedContexts
-from slipring.engines.llama.slot_shares import EmbeddedOwner
 from slipring.engines.llama.slots import SlotRequest, Slots, common_tokens
+from slipring.engines.llama.worker_shares import EmbeddedOwner
 from slipring.engines.remote.admission_and_retries import JobQueue
-from slipring.engines.remote.answer_reader import CutOff
-from slipring.engines.sharing import Borrowed, Host, Share
+from slipring.engines.remote.streamed_answer import CutOff
+from slipring.engines.shared_engines import Borrowed, Host, Share
 from slipring.engines.tokens.job_rendering import (
     accepted,
     count,
@@ -38,7 +38,7 @@ from slipring.engines.tokens.job_rendering import (
     prefetch,
     render,
 )
-from slipring.observation import live
+from slipring.observation import live_messages
 from slipring.prompts.rendering import Rendered, Rendering
 from slipring.protocol.pictures.image_headers import MediaType
 from slipring.protocol.pictures.item_pictures import base64_of
@@ -63,7 +63,7 @@ class LlamaEngine(Engine):
     level = Level.TOKENS
     leaves_renderings = True
 
-    model: models.ServedModel
+    model: served_model.ServedModel
     """Set by the constructor for a file, by ``start`` for an external server."""
     _pictured: PicturedText
     """Set by ``start`` if the model sees."""
@@ -80,7 +80,9 @@ class LlamaEngine(Engine):
             self._host = Host(options.key(), options.model.rstrip("/"))
             self._api = Api(self._host)
             return
-        model = models.from_file(options, lambda path, body: self._api.queries.query_from_thread(path, body))
+        model = served_model.from_file(
+            options, lambda path, body: self._api.queries.query_from_thread(path, body)
+        )
         if borrowed is None:
             owner = EmbeddedOwner(options, model.path, model.context)
             self._host, share = owner.process, owner.share(0)
@@ -89,7 +91,7 @@ class LlamaEngine(Engine):
         self._api = Api(self._host)
         self._set_model(model, share)
 
-    def _set_model(self, model: models.ServedModel, share: Share) -> None:
+    def _set_model(self, model: served_model.ServedModel, share: Share) -> None:
         """Set the model, and make the queue and the slots for it."""
         self.model = model
         self.renderer = model.renderer
@@ -130,7 +132,7 @@ class LlamaEngine(Engine):
     def models(self) -> Sequence[Model]:
         return self._models
 
-    def status(self) -> live.Engine:
+    def status(self) -> live_messages.Engine:
         saved, saved_memory = self._saved_contexts.status()
         return structs.replace(
             super().status(),
@@ -145,7 +147,7 @@ class LlamaEngine(Engine):
         await self._host.start(on_loss=lambda: self._slots.reset())
         await self._api.start()
         if self.options.is_external:
-            model = await models.from_server(self.options, self._api.queries)
+            model = await served_model.from_server(self.options, self._api.queries)
             whole = Share(tuple(range(model.slots)), self.options.saved_mib * 2**20)
             self._set_model(model, whole if self._borrowed is None else self._borrowed.share)
         await prefetch(self.renderer)

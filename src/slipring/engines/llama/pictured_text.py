@@ -9,7 +9,7 @@ from collections.abc import Callable
 from itertools import groupby
 
 from slipring.core.generation import ANY_ID
-from slipring.engines.llama.remote import describe
+from slipring.engines.llama.api import describe
 from slipring.engines.remote.http_client import HttpClient
 from slipring.prompts.tokenization.tokenizer import Vocabulary
 from slipring.protocol import wire

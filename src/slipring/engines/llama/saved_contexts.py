@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from slipring.base.errors import ApiError
 from slipring.engines.llama.api import Unsupported
-from slipring.observation import live
+from slipring.observation import live_messages
 from slipring.prompts.rendering import Rendered
 
 log = logging.getLogger("slipring")
@@ -85,10 +85,10 @@ class SavedContexts:
                 best = (saved, tokens)
         return best
 
-    def status(self) -> tuple[list[live.SavedContext], live.Memory | None]:
+    def status(self) -> tuple[list[live_messages.SavedContext], live_messages.Memory | None]:
         """What operators see: the saved contexts, and their memory; None if saving is disabled."""
         contexts = [
-            live.SavedContext(
+            live_messages.SavedContext(
                 tenant=saved.tenant,
                 tokens=saved.context.total,
                 size_bytes=saved.size_bytes,
@@ -96,7 +96,9 @@ class SavedContexts:
             )
             for saved in self._saved
         ]
-        return contexts, live.Memory(self._used_bytes, self._limit_bytes) if self.is_enabled else None
+        return contexts, live_messages.Memory(
+            self._used_bytes, self._limit_bytes
+        ) if self.is_enabled else None
 
     async def save(
         self, slot: int, context: Rendered | None, tenant: str | None, response_id: str | None = None

@@ -13,8 +13,8 @@ from contextlib import asynccontextmanager
 from msgspec import Struct
 
 from slipring.engines.llama.saved_contexts import MIN_TOKENS, SavedContext, SavedContexts
-from slipring.observation import live
-from slipring.prompts import shared_ids
+from slipring.observation import live_messages
+from slipring.prompts import rendering_codec
 from slipring.prompts.rendering import Rendered
 
 _SEAM_TOKENS = 8
@@ -114,11 +114,11 @@ class Slots:
         self._free = [self._all[slot.number] for slot in self._free]
         self._saved_contexts.clear()
 
-    def status(self) -> list[live.Slot]:
+    def status(self) -> list[live_messages.Slot]:
         """What operators see of each slot."""
         free = set(map(id, self._free))
         return [
-            live.Slot(
+            live_messages.Slot(
                 number=slot.number,
                 state="idle" if id(slot) in free else "busy",
                 tokens=slot.context.total if slot.context is not None else 0,
@@ -269,4 +269,4 @@ def shared_tokens(one: Rendered, other: Rendered) -> int:
 def common_tokens(one: Rendered, other: Rendered) -> int:
     """The length of the longest common prefix of two contexts, by comparing tokens."""
     left, right = (b"".join(step.ids.tobytes() for step in each.body.steps()) for each in (one, other))
-    return shared_ids.common_tokens(left, right)
+    return rendering_codec.common_tokens(left, right)

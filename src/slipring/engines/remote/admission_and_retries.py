@@ -27,7 +27,7 @@ from slipring.engines.options import option
 from slipring.engines.scheduling.loop_schedule import REVIEW_S, Need
 from slipring.engines.scheduling.loop_schedule import Turn as LoopTurn
 from slipring.engines.scheduling.replica_schedules import ReplicaSchedules
-from slipring.observation import live
+from slipring.observation import live_messages
 
 log = logging.getLogger("slipring")
 
@@ -336,7 +336,7 @@ class Admission(JobQueue):
         troubles = [each.trouble for each in self._breakers.values()]
         return troubles[0] if troubles and None not in troubles else None
 
-    def described(self, engine: live.Engine) -> live.Engine:
+    def described(self, engine: live_messages.Engine) -> live_messages.Engine:
         """The status of an engine, with its queue and its breakers: open if that of any model is."""
         is_open = any(each.trouble is not None for each in self._breakers.values())
         breaker = "open" if is_open else "closed"

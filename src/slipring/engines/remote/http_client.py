@@ -17,7 +17,6 @@ import aiohttp
 import msgspec
 
 from slipring.base.surrogates import repaired
-from slipring.engines.remote.answer_reader import Consumer, Patience, raise_fault
 from slipring.engines.remote.connection_pool import ConnectionPool, header_lines
 from slipring.engines.remote.http_connection import BOM, LONGEST_EVENT, Answer, EventStream, Payloads
 from slipring.engines.remote.http_failures import (
@@ -28,6 +27,7 @@ from slipring.engines.remote.http_failures import (
     Unreadable,
     failure_of,
 )
+from slipring.engines.remote.streamed_answer import Consumer, Patience, raise_fault
 
 Answered = Callable[[Mapping[str, str]], None]
 """Called with the headers of an answer, whose names are in lower case."""

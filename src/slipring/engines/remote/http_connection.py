@@ -22,8 +22,8 @@ from functools import partial
 from http.client import BadStatusLine, RemoteDisconnected
 from typing import Protocol, cast
 
-from slipring.engines.remote.answer_reader import Consumer, Patience, Silence, raise_fault
 from slipring.engines.remote.http_failures import FAILURES, Unreadable, failure_of
+from slipring.engines.remote.streamed_answer import Consumer, Patience, Silence, raise_fault
 
 _MOST_AT_ONCE = 2**20
 """Bytes of a request that is written at once. A longer one waits for the server to read it."""

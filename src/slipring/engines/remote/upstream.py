@@ -1,6 +1,9 @@
-"""A server that is reached over HTTP: its options, its key and its affinity headers.
+"""A server that is reached over HTTP: its options, its key and its affinity headers, and which replica
+answers.
 
-Engines give bodies as ready bytes and parse the payloads that come back.
+Engines give bodies as ready bytes and parse the payloads that come back. Routers that keep chains on one of
+several replicas name it in the headers of an answer, or relay what the replica itself says. The name of a
+replica that was restarted should be another one: its cache is empty.
 """
 
 import hmac
@@ -12,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from slipring.base.errors import ApiError, ServerError, StartupError
@@ -20,7 +23,6 @@ from slipring.core.generation import Job
 from slipring.engines.base import Engine
 from slipring.engines.options import option
 from slipring.engines.remote.admission_and_retries import Admission, AdmissionPolicy, Retryable
-from slipring.engines.remote.answer_reader import Consumer, Patience
 from slipring.engines.remote.http_client import Answered, HttpClient
 from slipring.engines.remote.http_failures import (
     BadStatus,
@@ -30,8 +32,9 @@ from slipring.engines.remote.http_failures import (
     Unreachable,
     Unreadable,
 )
+from slipring.engines.remote.streamed_answer import Consumer, Patience
 from slipring.engines.remote.upstream_errors import refusal
-from slipring.observation import live
+from slipring.observation import live_messages
 
 _SECRET = os.environ.get("SLIPRING_AFFINITY_SECRET", "").encode() or secrets.token_bytes(32)
 _KEYED = hmac.new(_SECRET, digestmod="sha256")
@@ -231,7 +234,7 @@ class RemoteEngine(Engine):
     def trouble(self) -> str | None:
         return self._admission.trouble
 
-    def status(self) -> live.Engine:
+    def status(self) -> live_messages.Engine:
         return self._admission.described(super().status())
 
 
@@ -282,3 +285,35 @@ def startup_errors(kind: str, url: str, expected: str) -> Iterator[None]:
         raise StartupError(f"--engine {kind}: {url} does not answer: {error}") from None
     except (Unreadable, ValueError, LookupError, TypeError, AttributeError):
         raise StartupError(f"--engine {kind}: {url} does not answer like {expected}") from None
+
+
+HEADER = "x-slipring-replica"
+"""What slipring's plugin for vLLM adds to all answers: the name of the replica, and the tokens that its KV
+cache holds, as in ``3f9a;kv_tokens=75000``."""
+_SMG = "x-smg-routed-worker-id"
+DEFAULT_HEADERS = f"{HEADER};{_SMG}"
+_KV_TOKENS = "kv_tokens="
+_LONGEST_NAME = 256
+
+
+class Replica(NamedTuple):
+    """A replica, and how many tokens its KV cache holds, if it says so."""
+
+    name: str
+    kv_tokens: int | None
+
+
+def read_names(option: str) -> list[str]:
+    """The headers that an option lists, in lower case."""
+    return [name.strip().lower() for name in option.split(";") if name.strip()]
+
+
+def answering_replica(headers: Mapping[str, str], names: Sequence[str]) -> Replica | None:
+    """The replica that the first of these headers names which is there; None if there is none."""
+    value = next((value for name in names if (value := headers.get(name, "").strip())), "")
+    name, _, rest = value.partition(";")
+    if not name.strip():
+        return None
+    size = rest.strip().removeprefix(_KV_TOKENS)
+    has_size = rest.strip().startswith(_KV_TOKENS) and size.isdecimal() and len(size) < 16
+    return Replica(name.strip()[:_LONGEST_NAME], int(size) or None if has_size else None)

@@ -30,10 +30,10 @@ from slipring.core.generation import (
     UpstreamItemEvent,
     UpstreamItemStarted,
 )
-from slipring.engines.remote.answer_reader import token_count
+from slipring.engines.remote.streamed_answer import token_count
 from slipring.engines.responses import reported_errors
-from slipring.engines.responses.context import without_id
 from slipring.engines.responses.events import Event, EventLogprob, EventTokenLogprobs, OtherEvent
+from slipring.engines.responses.request_body import without_id
 from slipring.protocol import events, items, wire
 from slipring.protocol.items import Item
 from slipring.protocol.responses import Logprob, TopLogprob

@@ -28,9 +28,9 @@ from slipring.core.generation import (
 from slipring.core.token_estimates import estimated_tokens
 from slipring.engines.base import Level
 from slipring.engines.remote.admission_and_retries import Admission, Retryable
-from slipring.engines.remote.answer_reader import AnswerReader, CutOff, Patience, SteeredCut
+from slipring.engines.remote.streamed_answer import AnswerReader, CutOff, Patience, SteeredCut
 from slipring.engines.remote.upstream import RemoteEngine, Upstream
-from slipring.engines.responses import context, reported_errors
+from slipring.engines.responses import reported_errors, request_body
 from slipring.engines.responses.answer import ResponsesAnswer
 from slipring.engines.responses.events import Event, decode_event
 from slipring.engines.responses.options import ResponsesOptions, read_options
@@ -122,7 +122,7 @@ class ResponsesEngine(RemoteEngine):
         """The upstream's own count, if it has an endpoint for that; else an estimate."""
         if self._counts:
             model = job.model.own_name or job.model.name
-            items = context.everything(job, self, keep_reasoning=self._keeps_reasoning)
+            items = request_body.everything(job, self, keep_reasoning=self._keeps_reasoning)
             try:
                 async with asyncio.timeout(_COUNT_S):
                     answer = await self._upstream.post(
@@ -160,21 +160,21 @@ class ResponsesEngine(RemoteEngine):
             if not (self.options.chain and position.upstream_id):
                 return False
             route = await self._open(job)
-        items = context.added(job, self, keep_reasoning=self._keeps_reasoning)
+        items = request_body.added(job, self, keep_reasoning=self._keeps_reasoning)
         await self._ask(run, route, items, position)
         return True
 
     async def _send_everything(self, run: "_Run") -> None:
         """Send the whole context, without encrypted reasoning if the upstream cannot read that any more."""
         job = run.job
-        items = context.everything(job, self, keep_reasoning=self._keeps_reasoning)
+        items = request_body.everything(job, self, keep_reasoning=self._keeps_reasoning)
         try:
             await self._send_whole(run, items)
         except InvalidRequest as error:
             # The account may be another one than that which the reasoning was encrypted for.
             if run.has_begun or _ENCRYPTED not in error.message.lower():
                 raise
-            readable = context.everything(
+            readable = request_body.everything(
                 job, self, keep_reasoning=self._keeps_reasoning, keep_encrypted=False
             )
             if len(readable) == len(items):

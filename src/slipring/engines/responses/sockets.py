@@ -20,7 +20,7 @@ from aiohttp import WSMsgType
 
 from slipring.base.aiohttp_internals import transport_of
 from slipring.base.errors import ApiError, ServerError
-from slipring.engines.remote.answer_reader import AnswerReader, Patience, Silence, raise_fault
+from slipring.engines.remote.streamed_answer import AnswerReader, Patience, Silence, raise_fault
 from slipring.engines.responses import reported_errors
 from slipring.engines.responses.events import TERMINAL, Event, decode_event
 from slipring.engines.responses.reported_errors import ContextLost, LanesUnsupported

@@ -17,7 +17,7 @@ from itertools import islice
 from msgspec import Struct
 
 from slipring.engines.scheduling.pause_lengths import Kind, PauseLengths, kind_of
-from slipring.observation import live
+from slipring.observation import live_messages
 
 REVIEW_S = 0.25
 """How long a decision about a paused loop stands before it is made again."""
@@ -164,15 +164,15 @@ class LoopSchedule:
     def resident_tokens(self) -> int:
         return self._held_tokens
 
-    def status(self, now: float) -> live.Loops:
+    def status(self, now: float) -> live_messages.Loops:
         """Who has what, who waits, and for what."""
         waiting = [
-            live.Loop(turn.loop.tenant, "waiting", now - turn.asked_at, turn.tokens, turn.loop.turns)
+            live_messages.Loop(turn.loop.tenant, "waiting", now - turn.asked_at, turn.tokens, turn.loop.turns)
             for turn in islice(self._waiting, MOST_LISTED)
         ]
         resident = [turn.loop for turn in self._running]
         resident = heapq.nlargest(MOST_LISTED, [*resident, *self._paused], key=lambda loop: loop.charged)
-        return live.Loops(
+        return live_messages.Loops(
             capacity_tokens=self.rules.capacity,
             held_tokens=self._held_tokens,
             running=len(self._running),
@@ -181,11 +181,11 @@ class LoopSchedule:
             listed=waiting + [self._described(loop, now) for loop in resident],
         )
 
-    def _described(self, loop: Loop, now: float) -> live.Loop:
+    def _described(self, loop: Loop, now: float) -> live_messages.Loop:
         if loop.paused_at is None:
-            return live.Loop(loop.tenant, "running", 0.0, loop.charged, loop.turns)
+            return live_messages.Loop(loop.tenant, "running", 0.0, loop.charged, loop.turns)
         usually_s = self.pauses.of(loop.kind).median_s
-        return live.Loop(
+        return live_messages.Loop(
             *(loop.tenant, "paused", now - loop.paused_at, loop.charged, loop.turns, loop.kind[1], usually_s)
         )
 

@@ -15,7 +15,7 @@ from itertools import chain
 from msgspec import structs
 
 from slipring.engines.scheduling.loop_schedule import MOST_LISTED, LoopSchedule, Need, Rules, Turn
-from slipring.observation import live
+from slipring.observation import live_messages
 
 _MOST_REPLICAS = 256
 _MOST_ROUTES = 65_536
@@ -54,11 +54,11 @@ class ReplicaSchedules:
 
     # What operators see
 
-    def status(self, now: float) -> live.Loops:
+    def status(self, now: float) -> live_messages.Loops:
         """Who has what, who waits, and for what; on all replicas."""
         parts = [(each, each.schedule.status(now)) for each in sorted(self._present(), key=_name_of)]
         listed = [[structs.replace(loop, replica=each.name) for loop in part.listed] for each, part in parts]
-        return live.Loops(
+        return live_messages.Loops(
             capacity_tokens=sum(part.capacity_tokens for _, part in parts),
             held_tokens=sum(part.held_tokens for _, part in parts),
             running=sum(part.running for _, part in parts),
@@ -66,7 +66,8 @@ class ReplicaSchedules:
             waiting=sum(part.waiting for _, part in parts),
             listed=_most_telling(chain.from_iterable(listed)),
             replicas=[
-                live.Replica(each.name, part.capacity_tokens, part.held_tokens) for each, part in parts
+                live_messages.Replica(each.name, part.capacity_tokens, part.held_tokens)
+                for each, part in parts
             ],
         )
 
@@ -207,10 +208,10 @@ def _name_of(replica: _Replica) -> str:
     return replica.name
 
 
-def _most_telling(loops: Iterable[live.Loop]) -> list[live.Loop]:
+def _most_telling(loops: Iterable[live_messages.Loop]) -> list[live_messages.Loop]:
     """Those that wait, longest first, then those that have most; as many of each as of one replica."""
-    waiting: list[live.Loop] = []
-    others: list[live.Loop] = []
+    waiting: list[live_messages.Loop] = []
+    others: list[live_messages.Loop] = []
     for loop in loops:
         (waiting if loop.state == "waiting" else others).append(loop)
     waiting.sort(key=lambda loop: -loop.seconds)

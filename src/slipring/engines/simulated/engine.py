@@ -45,7 +45,7 @@ from slipring.engines.simulated.plan import (
     prepare,
 )
 from slipring.engines.simulated.script import Script, read_script
-from slipring.observation import live
+from slipring.observation import live_messages
 
 
 def open_simulated(text: str) -> Engine:
@@ -71,7 +71,7 @@ class SimulatedEngine(Engine):
         self._queue = JobQueue(options.max_jobs or sys.maxsize, options.max_waiting)
         self._ticks = Ticks()
 
-    def status(self) -> live.Engine:
+    def status(self) -> live_messages.Engine:
         return structs.replace(super().status(), running=self._queue.running, waiting=self._queue.waiting)
 
     def models(self) -> Sequence[Model]:

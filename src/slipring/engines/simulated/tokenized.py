@@ -40,9 +40,9 @@ from slipring.engines.tokens.model_files import (
     read_gguf,
     read_tokenizer,
 )
-from slipring.engines.tokens.renderers import make_serving_renderer
+from slipring.engines.tokens.template_choice import make_serving_renderer
 from slipring.engines.tokens.token_answer import Piece, TokenAnswer
-from slipring.observation import live
+from slipring.observation import live_messages
 from slipring.prompts.rendering import EncodedIds, Rendered, Renderer, Rendering
 from slipring.prompts.tokenization.tokenizer import Tokenizer, UnknownVocabulary
 from slipring.protocol.items import Item
@@ -151,7 +151,7 @@ class TokenizedEngine(Engine):
         self._queue = JobQueue(options.max_jobs or sys.maxsize, options.max_waiting)
         self._ticks = Ticks()
 
-    def status(self) -> live.Engine:
+    def status(self) -> live_messages.Engine:
         return structs.replace(super().status(), running=self._queue.running, waiting=self._queue.waiting)
 
     def models(self) -> Sequence[Model]:

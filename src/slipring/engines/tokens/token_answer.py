@@ -18,7 +18,7 @@ from slipring.core.generation import (
     Prefilled,
     Text,
 )
-from slipring.engines.remote.answer_reader import AnswerReader
+from slipring.engines.remote.streamed_answer import AnswerReader
 from slipring.prompts.parsing.output_format import JsonCalls, OutputFormat, PythonCalls
 from slipring.prompts.parsing.output_parser import OutputParser
 from slipring.prompts.rendering import Renderer, Rendering

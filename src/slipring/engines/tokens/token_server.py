@@ -29,17 +29,19 @@ from slipring.engines.base import Level
 from slipring.engines.constraints.answer_constraint import Constraint
 from slipring.engines.options import option, read_address, read_pairs
 from slipring.engines.remote.admission_and_retries import Admission, Retryable, Ticket
-from slipring.engines.remote.answer_reader import CutOff
-from slipring.engines.remote.answering_replica import DEFAULT_HEADERS, answering_replica, read_names
 from slipring.engines.remote.http_client import Answered
 from slipring.engines.remote.http_failures import HttpFailure
 from slipring.engines.remote.loop_hints import AnswerLengths, goes_on
+from slipring.engines.remote.streamed_answer import CutOff
 from slipring.engines.remote.upstream import (
+    DEFAULT_HEADERS,
     RemoteEngine,
     Upstream,
     UpstreamOptions,
     affinity_key,
+    answering_replica,
     branch_keys,
+    read_names,
     startup_errors,
 )
 from slipring.engines.remote.upstream_errors import refusal
@@ -48,10 +50,16 @@ from slipring.engines.scheduling.replica_schedules import ReplicaSchedules
 from slipring.engines.tokens.chain_ends import ChainEnds
 from slipring.engines.tokens.job_rendering import accepted, count, foresee, position_of, prefetch, render
 from slipring.engines.tokens.model_files import ModelInfo
-from slipring.engines.tokens.renderers import check_rendering, make_serving_renderer, picture_forms
-from slipring.engines.tokens.rendering_options import dialect_option, thinking_option, variables_option
 from slipring.engines.tokens.sampling import Sampling
 from slipring.engines.tokens.server_constraints import TRIED_TOKENS, ServerConstraints
+from slipring.engines.tokens.template_choice import (
+    check_rendering,
+    dialect_option,
+    make_serving_renderer,
+    picture_forms,
+    thinking_option,
+    variables_option,
+)
 from slipring.engines.tokens.token_answer import Piece, PieceParser, TokenAnswer, TokenReader, read_payload
 from slipring.prompts.foreseen_context import Foreseen
 from slipring.prompts.rendering import Rendered, Renderer
@@ -489,7 +497,7 @@ def _gone_at_end(job: Job, position: Rendered) -> object:
 
 
 class _WholeAnswer:
-    """Collects an answer that no client waits for. Implements ``answer_reader.Consumer``."""
+    """Collects an answer that no client waits for. Implements ``streamed_answer.Consumer``."""
 
     has_ended = False
     fault: Exception | None = None

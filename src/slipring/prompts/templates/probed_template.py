@@ -10,7 +10,9 @@ from typing import Any, Literal
 from msgspec import Struct, structs
 
 from slipring.base.errors import InvalidRequest
-from slipring.prompts.chain_choices import (
+from slipring.prompts.parsing.known_formats import HERMES
+from slipring.prompts.parsing.output_format import OutputFormat
+from slipring.prompts.rendering import (
     ALL_THOUGHTS,
     CALL_IDS,
     CALL_TEXTS,
@@ -18,14 +20,24 @@ from slipring.prompts.chain_choices import (
     LOOP_THOUGHTS,
     ChainChoice,
 )
-from slipring.prompts.parsing.known_formats import HERMES
-from slipring.prompts.parsing.output_format import OutputFormat
-from slipring.prompts.templates.chat_messages import ChatMessage, MessageFields
-from slipring.prompts.templates.chat_template import NO_VARIABLES, ChatTemplate, Variables
+from slipring.prompts.templates.chat_messages import (
+    PICTURE_ROLES,
+    ChatMessage,
+    MessageFields,
+    PictureForm,
+    Role,
+    picture_mark,
+)
+from slipring.prompts.templates.chat_template import (
+    NO_VARIABLES,
+    ChatTemplate,
+    SupportsStrftime,
+    TemplateError,
+    Variables,
+)
 from slipring.prompts.templates.detection.format_detection import detect_format
 from slipring.prompts.templates.detection.text_comparison import common_prefix
 from slipring.prompts.templates.message_forms import ACCEPTS_ALL, MessageForms, find_forms
-from slipring.prompts.templates.picture_forms import PICTURE_ROLES, PictureForm, Role, picture_mark
 from slipring.prompts.templates.stand_ins import (
     ALL_PLACEHOLDERS,
     ANSWERED,
@@ -41,7 +53,6 @@ from slipring.prompts.templates.stand_ins import (
     with_thoughts,
 )
 from slipring.prompts.templates.template_draft import Draft, DraftForm
-from slipring.prompts.templates.template_engines import SupportsStrftime, TemplateError
 from slipring.prompts.tokenization.control_token_guard import ControlTokenFinder
 from slipring.prompts.tokenization.token_budget import BudgetedEncoder
 from slipring.prompts.tokenization.tokenizer import Vocabulary

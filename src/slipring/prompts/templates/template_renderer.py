@@ -8,26 +8,26 @@ the first output is not a prefix of the second, or they do not meet at a control
 """
 
 import hashlib
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Sequence
+from itertools import pairwise, takewhile
 
 from msgspec import UNSET, Struct, UnsetType, structs
 
 from slipring.base.errors import InvalidRequest
 from slipring.core.chain.head import Head
 from slipring.core.generation import Job, Settings
-from slipring.prompts.chain_choices import LOOP_THOUGHTS
 from slipring.prompts.parsing.output_format import NamedJsonCalls, has_call_ids, written_call_ids
-from slipring.prompts.rendering import CannotAppend, Preface, Rendered, Renderer, empty
+from slipring.prompts.rendering import LOOP_THOUGHTS, CannotAppend, Preface, Rendered, Renderer, empty
 from slipring.prompts.templates.chat_messages import (
+    INLINE,
     ChatMessage,
     MessageBuilder,
     PendingCalls,
+    PictureForm,
     head_messages,
     template_tools,
 )
-from slipring.prompts.templates.chat_template import NO_VARIABLES, Variables
-from slipring.prompts.templates.picture_forms import INLINE, PictureForm
+from slipring.prompts.templates.chat_template import NO_VARIABLES, SupportsStrftime, Variables
 from slipring.prompts.templates.probed_template import ModelTemplate, ProbedTemplate, ThoughtsKept
 from slipring.prompts.templates.stand_ins import (
     LAST_CALL_PLACEHOLDER,
@@ -41,14 +41,47 @@ from slipring.prompts.templates.stand_ins import (
     without_thoughts,
 )
 from slipring.prompts.templates.template_draft import NO_BOUNDARY, REWRITES_EARLIER, Draft, squeezed
-from slipring.prompts.templates.template_engines import SupportsStrftime
-from slipring.prompts.templates.withheld_thoughts import Ranges, clipped, in_current_turn, joined, ranges_of
 from slipring.prompts.tokenization.token_budget import BudgetedEncoder
 from slipring.prompts.tokenization.tokenizer import Vocabulary
 from slipring.prompts.tool_definitions import tool_instructions
 from slipring.protocol import wire
 from slipring.protocol.items import CustomToolCall, FunctionCall, Item
 from slipring.protocol.pictures.item_pictures import Picture
+
+Ranges = tuple[tuple[int, int], ...]
+"""Of the numbers of reasoning items in a context: the first and past the last of each."""
+_MOST_RANGES = 64
+"""Ranges that are kept with a context. Most templates leave out the thoughts of all earlier turns: one."""
+
+
+def in_current_turn(messages: list[ChatMessage]) -> list[ChatMessage]:
+    """The messages without the thoughts before the last message of the user."""
+    start = max((at for at, message in enumerate(messages) if message.role == "user"), default=0)
+    return [*map(without_thoughts, messages[:start]), *messages[start:]]
+
+
+def ranges_of(numbers: Iterable[int]) -> Ranges:
+    """Ascending numbers as ranges, of which the latest 64 are kept."""
+    ranges: list[tuple[int, int]] = []
+    for number in numbers:
+        if ranges and ranges[-1][1] == number:
+            ranges[-1] = (ranges[-1][0], number + 1)
+        else:
+            ranges.append((number, number + 1))
+    return tuple(ranges[-_MOST_RANGES:])
+
+
+def joined(before: Ranges, after: Ranges) -> Ranges:
+    """Ranges with those of later items, of which the latest 64 are kept."""
+    if before and after and before[-1][1] == after[0][0]:
+        before, after = before[:-1], ((before[-1][0], after[0][1]), *after[1:])
+    return (before + after)[-_MOST_RANGES:]
+
+
+def clipped(ranges: Ranges, end: int) -> Ranges:
+    """The ranges up to a number."""
+    return tuple((first, min(past, end)) for first, past in takewhile(lambda each: each[0] < end, ranges))
+
 
 HEAD_CHANGED = "the head changed"
 EFFORT_CHANGED = (

@@ -15,8 +15,8 @@ from slipring.protocol.chat_completions.error_paths import Places
 from slipring.protocol.chat_completions.history import History
 from slipring.protocol.chat_completions.request import ChatRequest, read_request
 from slipring.protocol.chat_completions.stream import CompletionStream
-from slipring.protocol.chat_completions.tool_offer import ToolOffer
-from slipring.protocol.endpoints import event_blocks
+from slipring.protocol.chat_completions.tools import ToolOffer
+from slipring.protocol.endpoints import translation
 from slipring.protocol.endpoints.resent_messages import NOTHING_KNOWN, Known
 from slipring.protocol.endpoints.translation import ErrorReply, Translation
 from slipring.protocol.events import Error, ErrorBody, Event, Failed, ResponseEvent
@@ -99,7 +99,7 @@ class ChatTranslation(Translation):
         return isinstance(event, Failed) or len(self._ended) == self.form.choices
 
     def end(self) -> bytes:
-        return b"" if self._stream.has_failed else event_blocks.DONE
+        return b"" if self._stream.has_failed else translation.DONE
 
     def body(self, response: Response) -> ChatCompletion:
         responses = [self._ended[index] for index in sorted(self._ended)]

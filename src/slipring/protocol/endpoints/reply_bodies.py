@@ -9,7 +9,7 @@ from typing import Literal
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from slipring.protocol.items import Effort
-from slipring.protocol.timing import TurnReport
+from slipring.protocol.turn_report import TurnReport
 
 
 class EffortLevel(Struct):

@@ -18,14 +18,43 @@ from slipring.base.errors import (
     Unavailable,
     UnsupportedParameter,
 )
-from slipring.protocol import requests
-from slipring.protocol.endpoints import event_blocks, rate_limits
+from slipring.protocol import requests, wire
+from slipring.protocol.endpoints import rate_limits
 from slipring.protocol.endpoints.rate_limits import RateLimit
 from slipring.protocol.endpoints.reply_bodies import InputTokens
 from slipring.protocol.endpoints.resent_messages import NOTHING_KNOWN, Known
 from slipring.protocol.events import Error, ErrorAnswer, Event, ResponseEvent
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.responses import ConnectorFailure, Outage, Response, ResponseError, TemporaryError
+
+DONE = b"data: [DONE]\n\n"
+KEEPALIVE = b": keepalive\n\n"
+
+
+_openings: dict[type[Event], bytes] = {}
+"""The bytes before the JSON of an event, by its class: a stream has thousands of events of few classes."""
+
+
+def block(event: Event) -> bytes:
+    """An event as one SSE block. To be written at once: some clients lose a block that arrives in two
+    parts."""
+    kind = type(event)
+    opening = _openings.get(kind)
+    if opening is None:
+        event_type = kind.__struct_config__.tag
+        assert isinstance(event_type, str)
+        opening = _openings[kind] = _opening(event_type)
+    return b"%b%b\n\n" % (opening, wire.encode(event))
+
+
+def named_block(event_type: str, data: bytes) -> bytes:
+    """An encoded event as one SSE block."""
+    return b"%b%b\n\n" % (_opening(event_type), data)
+
+
+def _opening(event_type: str) -> bytes:
+    return b"event: %b\ndata: " % event_type.encode()
+
 
 _FAILURES: dict[str, type[ApiError]] = {
     "invalid_prompt": InvalidRequest,
@@ -51,7 +80,7 @@ class Translation:
     every method."""
 
     api: ClassVar[Api] = "responses"
-    keepalive: bytes = event_blocks.KEEPALIVE
+    keepalive: bytes = KEEPALIVE
     """What is written to a stream that has been silent for long."""
 
     def read(self, body: bytes, known: Known = NOTHING_KNOWN) -> CreateRequest:
@@ -67,7 +96,7 @@ class Translation:
     def frames(self, event: Event) -> bytes:
         """The SSE blocks for an event of the turn, the terminal one included; empty if it has none. Called
         for every token."""
-        return event_blocks.block(event)
+        return block(event)
 
     def ends(self, event: ResponseEvent) -> bool:
         """Whether the answer is complete with this terminal event."""
@@ -75,7 +104,7 @@ class Translation:
 
     def end(self) -> bytes:
         """The SSE blocks that follow those of the terminal event."""
-        return event_blocks.DONE
+        return DONE
 
     def body(self, response: Response) -> object:
         """The whole answer, for a client that does not stream. The response has not failed."""

@@ -8,7 +8,7 @@ from msgspec import UNSET, Struct, UnsetType
 from slipring.base.errors import ApiError, InvalidPrompt, InvalidRequest, Unavailable
 from slipring.protocol.endpoints.translation import ErrorReply
 from slipring.protocol.events import Error
-from slipring.protocol.messages.fields import Fields, dotted, styled_message
+from slipring.protocol.messages.error_paths import Fields, dotted, styled_message
 from slipring.protocol.messages.requests import UNTHREADED
 
 ErrorType = Literal[

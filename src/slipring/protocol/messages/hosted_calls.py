@@ -10,8 +10,7 @@ from msgspec import Raw, Struct
 from slipring.base.errors import InvalidRequest, UnsupportedParameter, quoted
 from slipring.protocol import wire
 from slipring.protocol.endpoints.json_prefix import JsonPrefix
-from slipring.protocol.hosted.builtin_items import CodeInterpreterCall, WebSearchCall
-from slipring.protocol.hosted.mcp_items import McpCall, error_text
+from slipring.protocol.hosted.hosted_items import CodeInterpreterCall, McpCall, WebSearchCall, error_text
 from slipring.protocol.items import Item
 from slipring.protocol.messages import content
 from slipring.protocol.messages.content import (

@@ -13,7 +13,7 @@ from slipring.protocol.events import Error, Event
 from slipring.protocol.items import Effort
 from slipring.protocol.messages import answer, errors, requests
 from slipring.protocol.messages.answer import Wishes
-from slipring.protocol.messages.fields import Fields
+from slipring.protocol.messages.error_paths import Fields
 from slipring.protocol.messages.history import History, Opens
 from slipring.protocol.messages.loaded_tools import LoadedTools
 from slipring.protocol.messages.requests import CountRequest, ThinkingDisabled, ThinkingEnabled

@@ -34,13 +34,13 @@ from slipring.base.errors import (
 from slipring.config.settings import ADMIN_AUTO, ADMIN_OFF, Config
 from slipring.core.byte_ledger import Ledger
 from slipring.core.limits import Limits
-from slipring.observation import live
+from slipring.observation import live_messages
 from slipring.observation.drawing_files import DRAWINGS
 from slipring.observation.metric_counts import Snapshot
 from slipring.server.clock import now
 from slipring.server.connections.acceptor import Acceptor
+from slipring.server.connections.client_connection import connection_factory, connection_of, http_logger
 from slipring.server.connections.connection_limits import Connections
-from slipring.server.connections.http_connection import connection_factory, connection_of, http_logger
 from slipring.server.periodic_tasks import cancel_and_wait
 from slipring.server.process.listening_sockets import is_loopback, listen
 from slipring.server.replies import add_standard_headers, error_response, json_response
@@ -77,13 +77,13 @@ _HEADERS = {
 class Source(Protocol):
     """What an admin listener shows."""
 
-    def greeting(self) -> live.Greeting:
+    def greeting(self) -> live_messages.Greeting:
         """The first message of a live stream."""
 
-    def subscribe(self, receive: live.Receive) -> Callable[[], None]:
+    def subscribe(self, receive: live_messages.Receive) -> Callable[[], None]:
         """Send the lines of a live stream to ``receive`` until the returned function is called."""
 
-    async def detail(self, process: int, number: int) -> live.ConnectionDetail | None:
+    async def detail(self, process: int, number: int) -> live_messages.ConnectionDetail | None:
         """Describe one connection; None if it is not open."""
 
     def metrics(self) -> Snapshot:
@@ -233,7 +233,7 @@ class AdminListener:
         stream = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
         await stream.prepare(request)
         lines: asyncio.Queue[bytes | None] = asyncio.Queue(_UNREAD_LINES)
-        lines.put_nowait(live.encode(self._source.greeting()))
+        lines.put_nowait(live_messages.encode(self._source.greeting()))
 
         def receive(line: bytes) -> None:
             try:

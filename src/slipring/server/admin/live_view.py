@@ -1,22 +1,25 @@
-"""Reads the state of a server for the live stream.
+"""Reads the state of a server for the live stream, and sends it to all who read the stream.
 
-Between two updates only ended turns are collected, and only while the live stream is being read.
-An update costs time in proportion to the connections that are open, and bytes in proportion to those that
-have changed.
+Updates are made only while the stream is read, each once for all of its readers; between two updates only
+ended turns are collected. An update costs time in proportion to the connections that are open, and bytes in
+proportion to those that have changed.
 """
 
+import asyncio
 import heapq
+import logging
 import os
 import time
 from collections import deque
+from collections.abc import Callable
 
 from msgspec import UNSET, structs
 
 from slipring.core.chain.state import ResponseState
 from slipring.core.turn import turn_reports
 from slipring.core.turn.turn import Turn
-from slipring.observation import live
-from slipring.protocol.timing import TurnReport
+from slipring.observation import live_messages
+from slipring.protocol.turn_report import TurnReport
 from slipring.server.clock import now, unix_time
 from slipring.server.driver import Driver, Exchange
 from slipring.server.observation.ended_turns import EndedTurn
@@ -46,9 +49,9 @@ class LiveView:
         self._lag = lag
         self._process = process
         self._is_watched = False
-        self._ended: list[live.Turn] = []
+        self._ended: list[live_messages.Turn] = []
         self._missed = 0
-        self._recent_http: deque[live.Turn] = deque(maxlen=_RECENT_HTTP_TURNS)
+        self._recent_http: deque[live_messages.Turn] = deque(maxlen=_RECENT_HTTP_TURNS)
         self._sent: dict[int, _Signature] = {}
         """What was sent of each connection, by number."""
         service.turn_observers.append(self._observe)
@@ -75,13 +78,13 @@ class LiveView:
         elif self._is_watched:
             self._missed += 1
 
-    def complete(self) -> live.Update:
+    def complete(self) -> live_messages.Update:
         """The whole state of this process."""
         at = now()
         connections = [_connection(connection, with_recent=True) for connection in self._sockets()]
         return self._update(at, connections, [], list(self._recent_http), 0, is_complete=True)
 
-    def changes(self) -> live.Update:
+    def changes(self) -> live_messages.Update:
         """The state of this process, with what has changed since the last call."""
         at = now()
         changed, closed = self._changed()
@@ -94,17 +97,17 @@ class LiveView:
     def _update(
         self,
         at: float,
-        connections: list[live.Connection],
+        connections: list[live_messages.Connection],
         closed: list[int],
-        turns: list[live.Turn],
+        turns: list[live_messages.Turn],
         turns_missed: int,
         *,
         is_complete: bool,
-    ) -> live.Update:
+    ) -> live_messages.Update:
         service = self._service
         drivers = [_driver(client) for client in service.clients]
         exchanges = [client.driver for client in service.clients if isinstance(client, Exchange)]
-        return live.Update(
+        return live_messages.Update(
             process=self._process,
             pid=os.getpid(),
             now=at,
@@ -132,21 +135,21 @@ class LiveView:
             turns_missed=turns_missed,
         )
 
-    def detail(self, number: int) -> live.ConnectionDetail | None:
+    def detail(self, number: int) -> live_messages.ConnectionDetail | None:
         """The chains in the memory of one connection; None if it is not open."""
         for connection in self._sockets():
             if connection.driver.origin.connection == number:
                 nodes, is_complete = _nodes(connection)
                 described = _connection(connection, with_recent=True)
-                return live.ConnectionDetail(described, nodes, is_complete)
+                return live_messages.ConnectionDetail(described, nodes, is_complete)
         return None
 
     def _sockets(self) -> list[WebSocketConnection]:
         return [client for client in self._service.clients if isinstance(client, WebSocketConnection)]
 
-    def _changed(self) -> tuple[list[live.Connection], list[int]]:
+    def _changed(self) -> tuple[list[live_messages.Connection], list[int]]:
         """The connections that have changed, and the numbers of those that are closed."""
-        changed: list[live.Connection] = []
+        changed: list[live_messages.Connection] = []
         sent, self._sent = self._sent, {}
         for connection in self._sockets():
             number = connection.driver.origin.connection
@@ -175,15 +178,15 @@ def _signature(connection: WebSocketConnection) -> _Signature:
     )
 
 
-def _connection(connection: WebSocketConnection, *, with_recent: bool) -> live.Connection:
+def _connection(connection: WebSocketConnection, *, with_recent: bool) -> live_messages.Connection:
     driver = connection.driver
     session = driver.session
     cache = session.cache
-    return live.Connection(
+    return live_messages.Connection(
         number=driver.origin.connection,
         tenant=session.tenant,
         opened_at=session.opened_at,
-        cache=live.Memory(cache.limited_bytes, cache.limit_bytes),
+        cache=live_messages.Memory(cache.limited_bytes, cache.limit_bytes),
         responses=len(cache),
         lanes=session.lanes,
         turns_ended=connection.turns_ended,
@@ -193,8 +196,8 @@ def _connection(connection: WebSocketConnection, *, with_recent: bool) -> live.C
     )
 
 
-def _running(turn: Turn, driver: Driver) -> live.Turn:
-    return live.Turn(
+def _running(turn: Turn, driver: Driver) -> live_messages.Turn:
+    return live_messages.Turn(
         started_at=unix_time(turn.stages.arrived),
         report=_progress(turn),
         transport=driver.origin.transport,
@@ -212,8 +215,8 @@ def _progress(turn: Turn) -> TurnReport:
     return structs.replace(report, status="calling") if is_calling else report
 
 
-def _ended(turn: EndedTurn) -> live.Turn:
-    return live.Turn(
+def _ended(turn: EndedTurn) -> live_messages.Turn:
+    return live_messages.Turn(
         started_at=turn.started_at,
         report=turn.report,
         transport=turn.origin.transport,
@@ -224,11 +227,11 @@ def _ended(turn: EndedTurn) -> live.Turn:
     )
 
 
-def _nodes(connection: WebSocketConnection) -> tuple[list[live.Node], bool]:
+def _nodes(connection: WebSocketConnection) -> tuple[list[live_messages.Node], bool]:
     """The cached responses of a connection and their ancestors, parents first, and whether these are all."""
     cache = connection.driver.session.cache
     marks = {turn.report.response_id: turn.report.marks or () for turn in connection.recent or ()}
-    found: dict[str, live.Node] = {}
+    found: dict[str, live_messages.Node] = {}
     for state in cache.states():
         missing: list[ResponseState] = []
         for node in state.chain():
@@ -239,7 +242,7 @@ def _nodes(connection: WebSocketConnection) -> tuple[list[live.Node], bool]:
             if len(found) >= _MOST_NODES:
                 return list(found.values()), False
             is_cached = node.id in cache
-            found[node.id] = live.Node(
+            found[node.id] = live_messages.Node(
                 id=node.id,
                 parent=node.parent.id if node.parent is not None else None,
                 lane=cache.lane_of(node.id) if is_cached else None,
@@ -257,8 +260,76 @@ def _nodes(connection: WebSocketConnection) -> tuple[list[live.Node], bool]:
     return list(found.values()), True
 
 
-def _tenants(service: Service) -> list[live.TenantMemory]:
+def _tenants(service: Service) -> list[live_messages.TenantMemory]:
     """The tenants that use the most memory."""
     scopes = service.scopes.tenants.items()
     largest = heapq.nlargest(_MOST_TENANTS, scopes, key=lambda entry: entry[1].used_bytes)
-    return [live.TenantMemory(name, scope.used_bytes, scope.limit_bytes) for name, scope in largest]
+    return [live_messages.TenantMemory(name, scope.used_bytes, scope.limit_bytes) for name, scope in largest]
+
+
+log = logging.getLogger("slipring")
+
+
+class LiveFeed:
+    """Sends each subscriber a complete update first, then one with what has changed, twice a second."""
+
+    def __init__(self, view: LiveView) -> None:
+        self._view = view
+        self._subscribers: list[live_messages.Receive] = []
+        self._new: list[live_messages.Receive] = []
+        """Those that are to be sent a complete update."""
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def subscribe(self, receive: live_messages.Receive) -> Callable[[], None]:
+        """Send updates to ``receive`` until the returned function is called. If it gets them already, it gets
+        a complete one again, beside the others."""
+        self._new.append(receive)
+        self._wake.set()
+        if self._task is None:
+            self._view.begin()
+            self._task = asyncio.create_task(self._run())
+
+        def unsubscribe() -> None:
+            for receivers in (self._new, self._subscribers):
+                if receive in receivers:
+                    receivers.remove(receive)
+            if not self._subscribers and not self._new:
+                self.close()
+
+        return unsubscribe
+
+    def close(self) -> None:
+        """Stop to make updates."""
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+            self._view.end()
+
+    async def _run(self) -> None:
+        while True:
+            self._wake.clear()
+            try:
+                # In this order: the complete update contains the changes.
+                _send(self._view.changes(), self._subscribers)
+                new, self._new = self._new, []
+                self._subscribers += [receive for receive in new if receive not in self._subscribers]
+                if new:
+                    _send(self._view.complete(), new)
+            except Exception:
+                log.exception("a live update failed")
+            await self._pause()
+
+    async def _pause(self) -> None:
+        """Wait until the next update is due. A new watcher does not wait."""
+        try:
+            async with asyncio.timeout(live_messages.INTERVAL_S):
+                await self._wake.wait()
+        except TimeoutError:
+            return
+
+
+def _send(update: live_messages.Update, subscribers: list[live_messages.Receive]) -> None:
+    line = live_messages.encode(update)
+    for receive in list(subscribers):
+        receive(line)

@@ -15,9 +15,8 @@ import msgspec
 from msgspec import Struct
 
 from slipring import __version__
-from slipring.observation import live
-from slipring.observation.live_totals import totals_of
-from slipring.observation.metric_counts import BoundedLabels, Fold, Snapshot
+from slipring.observation import live_messages
+from slipring.observation.metric_counts import BoundedLabels, Fold, Snapshot, totals_of
 from slipring.server.process.process_metrics import process_snapshot
 from slipring.server.process.worker_messages import Command, Describe, Described, EndWatch, Watch
 
@@ -57,7 +56,7 @@ class _Heading(Struct):
 
     process: int
     is_complete: bool
-    totals: live.Totals
+    totals: live_messages.Totals
 
 
 _heading = msgspec.json.Decoder(_Heading)
@@ -66,7 +65,7 @@ _heading = msgspec.json.Decoder(_Heading)
 class _Watcher:
     """One live stream."""
 
-    def __init__(self, receive: live.Receive) -> None:
+    def __init__(self, receive: live_messages.Receive) -> None:
         self.receive = receive
         self.known: set[int] = set()
         """Workers that have sent it a complete update."""
@@ -83,23 +82,23 @@ class WorkersSource:
         self._watchers: list[_Watcher] = []
         self._numbers = itertools.count()
         self._metrics = Fold(bounds)
-        self._totals: dict[int, live.Totals] = {}
+        self._totals: dict[int, live_messages.Totals] = {}
         """The latest counts that each running worker has reported."""
-        self._departed = live.Totals()
-        self._details: dict[int, asyncio.Future[live.ConnectionDetail | None]] = {}
+        self._departed = live_messages.Totals()
+        self._details: dict[int, asyncio.Future[live_messages.ConnectionDetail | None]] = {}
 
-    def greeting(self) -> live.Greeting:
-        return live.Greeting(
+    def greeting(self) -> live_messages.Greeting:
+        return live_messages.Greeting(
             version=__version__,
             started_at=self._started_at,
             now=time.time(),
-            interval_s=live.INTERVAL_S,
+            interval_s=live_messages.INTERVAL_S,
             api_url=self._api_url,
             workers=len(self._workers),
             departed=self._departed,
         )
 
-    def subscribe(self, receive: live.Receive) -> Callable[[], None]:
+    def subscribe(self, receive: live_messages.Receive) -> Callable[[], None]:
         watcher = _Watcher(receive)
         self._watchers.append(watcher)
         for worker in self._workers:
@@ -113,11 +112,13 @@ class WorkersSource:
 
         return unsubscribe
 
-    async def detail(self, process: int, number: int) -> live.ConnectionDetail | None:
+    async def detail(self, process: int, number: int) -> live_messages.ConnectionDetail | None:
         if process >= len(self._workers) or not self._workers[process].is_serving:
             return None
         request = next(self._numbers)
-        future: asyncio.Future[live.ConnectionDetail | None] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[live_messages.ConnectionDetail | None] = (
+            asyncio.get_running_loop().create_future()
+        )
         self._details[request] = future
         self._workers[process].send(Describe(request, number))
         try:
@@ -166,8 +167,10 @@ class WorkersSource:
 
     def ended(self, process: int) -> None:
         self._metrics.end(process)
-        self._departed = live.sum_of((self._departed, self._totals.pop(process, live.Totals())))
-        line = live.encode(live.ProcessGone(process, self._departed))
+        self._departed = live_messages.sum_of(
+            (self._departed, self._totals.pop(process, live_messages.Totals()))
+        )
+        line = live_messages.encode(live_messages.ProcessGone(process, self._departed))
         for watcher in list(self._watchers):
             watcher.known.discard(process)
             watcher.receive(line)

@@ -9,15 +9,15 @@ from aiohttp import web
 
 from slipring.base.errors import ApiError
 from slipring.core.limits import Limits
-from slipring.protocol.endpoints import event_blocks
+from slipring.protocol.endpoints import translation
 from slipring.protocol.events import TERMINAL
 from slipring.protocol.responses import Response
 from slipring.protocol.wire import encode, type_of
-from slipring.server.background import unfinished_runs
+from slipring.server import replies
+from slipring.server.background import orphaned_runs
 from slipring.server.background.runs import Background
-from slipring.server.connections.http_connection import connection_of
+from slipring.server.connections.client_connection import connection_of
 from slipring.server.periodic_tasks import cancel_and_wait
-from slipring.server.transports import streamed_body
 from slipring.stores.runs import Run, RunEvent
 
 _TERMINAL_TYPES = frozenset(event.__struct_config__.tag for event in TERMINAL)
@@ -31,7 +31,7 @@ async def follow(
 ) -> web.StreamResponse:
     """Answer a request with all events after a number, until the run is over. ``response``: the response as
     of now, without its output."""
-    stream = web.StreamResponse(headers=streamed_body.HEADERS)
+    stream = web.StreamResponse(headers=replies.HEADERS)
     follower = _Follower()
     connection = connection_of(request)
     connection.queued_bytes = follower.queued_bytes
@@ -90,7 +90,7 @@ async def _write_all(
                 [pending, leaving], timeout=limits.ping_interval_s or None, return_when=FIRST_COMPLETED
             )
             if not done:
-                await stream.write(event_blocks.KEEPALIVE)
+                await stream.write(translation.KEEPALIVE)
                 continue
             if pending not in done:
                 raise ConnectionAbortedError  # the client can follow the rest on another node, or later
@@ -101,10 +101,10 @@ async def _write_all(
             batch.reverse()
             while batch:
                 event = batch.pop()  # from the shared list, so that the generator frees it too
-                await stream.write(event_blocks.named_block(type_of(event.data), event.data))
+                await stream.write(translation.named_block(type_of(event.data), event.data))
                 follower.dequeue(event)
             pending = asyncio.ensure_future(anext(batches, None))
-        await stream.write(event_blocks.DONE)
+        await stream.write(translation.DONE)
         await stream.write_eof()
     finally:
         await cancel_and_wait([pending, leaving])
@@ -138,7 +138,7 @@ async def _batches(
             await live.written.wait()
         elif has_ended:
             if run is None:
-                last = await unfinished_runs.deletion_event(store, tenant, response, after + 1)
+                last = await orphaned_runs.deletion_event(store, tenant, response, after + 1)
                 yield [RunEvent(last.sequence_number, encode(last))]
             return
         else:

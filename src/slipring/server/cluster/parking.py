@@ -15,7 +15,7 @@ from msgspec import Struct
 from slipring.core.byte_ledger import Ledger
 from slipring.core.chain.state import ResponseState
 from slipring.core.chain.state_cache import ConnectionCache
-from slipring.observation import live
+from slipring.observation import live_messages
 
 
 class _Parked(Struct, eq=False):
@@ -52,10 +52,12 @@ class Parking:
     def limit_bytes(self) -> int:
         return self._bytes.limit_bytes
 
-    def status(self, now: float, most: int) -> list[live.Parked]:
+    def status(self, now: float, most: int) -> list[live_messages.Parked]:
         """What operators see: the parked caches with the least time left, ``most`` of them."""
         return [
-            live.Parked(parked.tenant, len(parked.cache), parked.cache.used_bytes, parked.until - now)
+            live_messages.Parked(
+                parked.tenant, len(parked.cache), parked.cache.used_bytes, parked.until - now
+            )
             for parked in islice(self._parked, most)
         ]
 

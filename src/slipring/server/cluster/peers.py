@@ -20,7 +20,7 @@ from slipring.core.chain.state import Positions, ResponseState
 from slipring.server.clock import shared_now
 from slipring.server.id_minting import node_of
 from slipring.stores.chain_transfer import pack_chain, unpack_chain
-from slipring.stores.cluster import Cluster, Node
+from slipring.stores.nodes import Cluster, Node
 
 log = logging.getLogger("slipring")
 

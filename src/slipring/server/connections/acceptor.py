@@ -12,8 +12,8 @@ import os
 import socket
 from collections.abc import Callable
 
+from slipring.server.connections.client_connection import HttpConnection
 from slipring.server.connections.connection_limits import Connections
-from slipring.server.connections.http_connection import HttpConnection
 
 log = logging.getLogger("slipring")
 

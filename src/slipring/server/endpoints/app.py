@@ -21,7 +21,7 @@ from slipring.server.access.auth import Caller
 from slipring.server.background.runs import Background
 from slipring.server.clock import now
 from slipring.server.cluster import peers
-from slipring.server.connections.http_connection import connection_of
+from slipring.server.connections.client_connection import connection_of
 from slipring.server.endpoints import conversations, messages
 from slipring.server.endpoints.chat_completions import complete
 from slipring.server.endpoints.codex_catalog import describe_for_codex

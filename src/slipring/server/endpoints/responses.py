@@ -18,9 +18,9 @@ from slipring.protocol.endpoints.translation import RESPONSES
 from slipring.protocol.items import Item, Reasoning, read_item
 from slipring.protocol.responses import Response
 from slipring.server.access.auth import Caller
-from slipring.server.background import event_stream, unfinished_runs
+from slipring.server.background import event_stream, orphaned_runs
+from slipring.server.background.orphaned_runs import read_response
 from slipring.server.background.runs import Background, RunRefused
-from slipring.server.background.unfinished_runs import read_response
 from slipring.server.endpoints import paging
 from slipring.server.replies import error_reply, json_response
 from slipring.server.service import Service
@@ -100,7 +100,7 @@ class Responses:
             state = await service.store.responses.load(caller.tenant, response_id)
             if state is None:
                 response = await _find(service, caller.tenant, response_id)
-                state = await unfinished_runs.find_state(service.store, service.seal, caller.tenant, response)
+                state = await orphaned_runs.find_state(service.store, service.seal, caller.tenant, response)
             if state is None:
                 raise InvalidRequest(
                     "The input of this response is not stored: it was refused, or is being checked, or the"

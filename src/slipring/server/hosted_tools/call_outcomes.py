@@ -27,7 +27,7 @@ from slipring.mcp import (
     ToolResult,
     Unreachable,
 )
-from slipring.protocol.hosted.mcp_items import CallError, HttpError, ProtocolError, ToolError
+from slipring.protocol.hosted.hosted_items import CallError, HttpError, ProtocolError, ToolError
 from slipring.protocol.pictures.item_pictures import Picture, described, picture_of
 
 INVALID_ARGUMENTS = -32602

@@ -26,7 +26,7 @@ from slipring.core.limits import Limits
 from slipring.mcp import HttpServer, McpFailure, Outcome, ProgressUpdate, Redaction, Tool
 from slipring.protocol.definitions import MOST_TOOLS
 from slipring.protocol.hosted.builtin_tools import BuiltinKind
-from slipring.protocol.hosted.mcp_items import CallError, ProtocolError
+from slipring.protocol.hosted.hosted_items import CallError, ProtocolError
 from slipring.protocol.hosted.mcp_tools import ListedTool, McpTool, ToolHints, place_of
 from slipring.server.access.auth import Caller
 from slipring.server.clock import clock

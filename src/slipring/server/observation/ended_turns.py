@@ -12,7 +12,7 @@ from slipring.protocol.endpoints.translation import Api
 from slipring.protocol.items import Item
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.responses import Response
-from slipring.protocol.timing import TurnReport
+from slipring.protocol.turn_report import TurnReport
 from slipring.server.access.auth import Caller
 
 Transport = Literal["websocket", "sse", "http", "background"]

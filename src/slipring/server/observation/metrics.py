@@ -15,11 +15,10 @@ from typing import get_args
 from msgspec import UNSET
 
 from slipring.engines.base import Engine
-from slipring.observation import live
-from slipring.observation import metrics as table
-from slipring.observation.live_totals import totals
-from slipring.observation.metric_counts import BoundedNames, Reading, Registry, Snapshot
-from slipring.protocol.timing import OWN_STAGES, TokenCounts, TurnReport
+from slipring.observation import live_messages
+from slipring.observation import metric_table as table
+from slipring.observation.metric_counts import BoundedNames, Reading, Registry, Snapshot, totals
+from slipring.protocol.turn_report import OWN_STAGES, TokenCounts, TurnReport
 from slipring.safety.source_calls import CheckStatus, FailureKind
 from slipring.server.connections.connection_limits import DropReason
 from slipring.server.driver import Exchange
@@ -76,7 +75,7 @@ class Metrics:
         """Everything counted since the start, and the gauges as they are now."""
         return self._registry.snapshot((*self._counted(), *_readings(self._service), *process_readings()))
 
-    def totals(self) -> live.Totals:
+    def totals(self) -> live_messages.Totals:
         """What the live view shows of the turns since the start."""
         fallbacks = _by_name(table.RENDER_FALLBACKS, self._service.render_fallbacks, self._reasons)
         return totals(
@@ -229,22 +228,22 @@ def _caches(service: Service) -> Iterator[Reading]:
     yield table.PARKED_SESSIONS, (), len(service.parking)
 
 
-def memory_uses(service: Service) -> dict[str, live.Memory]:
+def memory_uses(service: Service) -> dict[str, live_messages.Memory]:
     """What the memory of a server is used for: bytes in use and their bound."""
     process, unread, requests = service.scopes.process, service.connections.unread, service.requests
     parking, sandbox = service.parking, service.sandbox
     recognised = (service.known, service.heads, service.items)
     verdicts = service.inspector.cache
     return {
-        "states": live.Memory(process.used_bytes, process.limit_bytes),
-        "parked": live.Memory(parking.used_bytes, parking.limit_bytes),
-        "recognised": live.Memory(
+        "states": live_messages.Memory(process.used_bytes, process.limit_bytes),
+        "parked": live_messages.Memory(parking.used_bytes, parking.limit_bytes),
+        "recognised": live_messages.Memory(
             sum(each.used_bytes for each in recognised), sum(each.limit_bytes for each in recognised)
         ),
-        "requests": live.Memory(requests.used_bytes, requests.limit_bytes),
-        "unread": live.Memory(unread.used_bytes, unread.limit_bytes),
-        "compiled": live.Memory(sandbox.cached_bytes, sandbox.limits.cache_bytes),
-        "verdicts": live.Memory(verdicts.used_bytes, verdicts.limit_bytes),
+        "requests": live_messages.Memory(requests.used_bytes, requests.limit_bytes),
+        "unread": live_messages.Memory(unread.used_bytes, unread.limit_bytes),
+        "compiled": live_messages.Memory(sandbox.cached_bytes, sandbox.limits.cache_bytes),
+        "verdicts": live_messages.Memory(verdicts.used_bytes, verdicts.limit_bytes),
     }
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 
 from slipring import __version__
-from slipring.observation import metrics as table
+from slipring.observation import metric_table as table
 from slipring.observation.metric_counts import Reading, Registry, Snapshot
 
 _STARTED_AT = time.time()

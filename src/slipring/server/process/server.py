@@ -28,14 +28,13 @@ from slipring.server.admin.live_view import LiveView
 from slipring.server.admin.server_source import ServerSource
 from slipring.server.background.runs import Background
 from slipring.server.clock import now
-from slipring.server.cluster.store_maintenance import StoreMaintenance
 from slipring.server.connections.acceptor import Acceptor
-from slipring.server.connections.file_descriptors import log_reduced_room
-from slipring.server.connections.http_connection import HttpConnection, connection_factory, http_logger
+from slipring.server.connections.client_connection import HttpConnection, connection_factory, http_logger
+from slipring.server.connections.connection_limits import log_reduced_room
 from slipring.server.endpoints.app import build_app
 from slipring.server.observation.loop_lag import LoopLag
 from slipring.server.observation.metrics import Metrics
-from slipring.server.periodic_tasks import cancel_and_wait
+from slipring.server.periodic_tasks import StoreMaintenance, cancel_and_wait
 from slipring.server.process.listening_sockets import base_url, bind_shared, listen
 from slipring.server.process.memory_trim import MemoryTrimmer, find_malloc_trim
 from slipring.server.process.process_metrics import resident_bytes
@@ -43,8 +42,7 @@ from slipring.server.process.runtime import shorten_switch_interval
 from slipring.server.process.shutdown import StopRequest, run_until
 from slipring.server.process.worker_messages import Serving
 from slipring.server.service import Service, shutting_down
-from slipring.stores.catalog import open_store
-from slipring.stores.store import Store
+from slipring.stores.store import Store, open_store
 
 if TYPE_CHECKING:
     from slipring.server.recording.recorder import Recorder

@@ -17,8 +17,8 @@ from slipring.base.garbage_collection import skip_last_collection
 from slipring.config.settings import ADMIN_OFF
 from slipring.engines.base import Engine
 from slipring.engines.catalog import borrow_engine, open_engine
-from slipring.engines.sharing import Borrowed
-from slipring.server.admin.live_feed import LiveFeed
+from slipring.engines.shared_engines import Borrowed
+from slipring.server.admin.live_view import LiveFeed
 from slipring.server.process.runtime import loop_factory, set_up_logging
 from slipring.server.process.server import Server
 from slipring.server.process.shutdown import IGNORED_SIGNALS, StopRequest, ignore, log_ignored_signals

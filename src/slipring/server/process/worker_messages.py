@@ -8,8 +8,8 @@ import msgspec
 from msgspec import Struct
 
 from slipring.config.settings import Config
-from slipring.engines.sharing import Share
-from slipring.observation import live
+from slipring.engines.shared_engines import Share
+from slipring.observation import live_messages
 from slipring.observation.metric_counts import Snapshot
 
 
@@ -96,7 +96,7 @@ class Described(Struct, frozen=True, tag=True):
     """The answer to ``Describe``; None: the connection is not open."""
 
     request: int
-    detail: live.ConnectionDetail | None
+    detail: live_messages.ConnectionDetail | None
 
 
 class Measured(Struct, frozen=True, tag=True):

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from msgspec import UNSET, Struct
 
-from slipring.base.recording import Answer, Header, RecordedTurn
+from slipring.base.recording_format import Answer, Header, RecordedTurn
 from slipring.protocol.item_digests import content_digest
 from slipring.protocol.items import Item
 from slipring.protocol.requests import CreateRequest

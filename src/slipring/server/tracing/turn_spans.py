@@ -21,7 +21,7 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode,
 from opentelemetry.util.types import AttributeValue
 
 from slipring import __version__
-from slipring.protocol.timing import TurnReport
+from slipring.protocol.turn_report import TurnReport
 from slipring.server.observation.ended_turns import EndedTurn
 from slipring.server.tracing import content
 from slipring.server.tracing.content import Excerpt

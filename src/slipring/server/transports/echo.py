@@ -8,7 +8,7 @@ on.
 from aiohttp import WSMsgType, web
 
 from slipring.server.access.auth import Caller
-from slipring.server.connections.http_connection import connection_of
+from slipring.server.connections.client_connection import connection_of
 from slipring.server.service import Service
 from slipring.server.transports.websocket import answer_close, new_socket, text_head
 

@@ -20,18 +20,18 @@ from slipring.core.turn.stages import Stages
 from slipring.protocol.endpoints.translation import RESPONSES, Api, Translation, failure_of
 from slipring.protocol.events import DELTAS, TERMINAL, Error, Event, Failed, ResponseEvent
 from slipring.protocol.requests import CreateRequest
-from slipring.protocol.timing import TurnReport, server_timing
+from slipring.protocol.turn_report import TurnReport, server_timing
+from slipring.server import replies
 from slipring.server.access.auth import Caller
 from slipring.server.clock import clock, now, unix_time
 from slipring.server.cluster.state_lookup import StoredStates
-from slipring.server.connections.http_connection import connection_of
+from slipring.server.connections.client_connection import connection_of
 from slipring.server.connections.request_bodies import read_body
 from slipring.server.driver import Driver, Exchange, Sink
 from slipring.server.observation.ended_turns import EndedTurn, Origin, Transport
 from slipring.server.replies import error_reply, json_response
 from slipring.server.request_decoding import ReadCreate
 from slipring.server.service import Service
-from slipring.server.transports import streamed_body
 from slipring.server.transports.outbox import Outbox, run_until_waiting
 
 
@@ -160,7 +160,7 @@ class SseReply(Sink):
         self._stages = stages
         self._limits = service.config.limits
         self._request = request
-        self._stream = StreamedResponse(headers=streamed_body.HEADERS)
+        self._stream = StreamedResponse(headers=replies.HEADERS)
         self._connection = connection_of(request)
         self._writes_chunks = False
         """Whether the headers have been sent, with the first blocks, and the body is chunked. aiohttp writes
@@ -170,7 +170,7 @@ class SseReply(Sink):
             self._limits.send_buffer_bytes,
             abort=self._connection.abort,
             encode=translation.frames,
-            head=streamed_body.no_head,
+            head=replies.no_head,
             on_full=self._connection.queue_grew,
         )
         self._clock = loop.time
@@ -257,9 +257,9 @@ class SseReply(Sink):
         if self._ended.done() and not self._outbox.queued_bytes():
             return run_until_waiting(self._stream.write_eof(blocks))
         if self._writes_chunks:
-            return self._connection.write(streamed_body.chunk(blocks))
+            return self._connection.write(replies.chunk(blocks))
         waiting = run_until_waiting(self._stream.write(blocks))
-        self._writes_chunks = streamed_body.is_chunked(self._stream)
+        self._writes_chunks = replies.is_chunked(self._stream)
         return waiting
 
 

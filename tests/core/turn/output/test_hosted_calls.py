@@ -18,7 +18,7 @@ from slipring.core.hosted.tools import CallOutcome, CallProgress, FetchedList
 from slipring.core.ports import Betas
 from slipring.core.session.actions import Resolved
 from slipring.core.turn.output.hosted_calls import LIMIT_REACHED, LOST, MOST_REJECTED, NOT_OFFERED
-from slipring.protocol.hosted.mcp_items import HttpError, ProtocolError
+from slipring.protocol.hosted.hosted_items import HttpError, ProtocolError
 from tests.core.connection import (
     Connection,
     Json,

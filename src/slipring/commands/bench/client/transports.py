@@ -25,6 +25,7 @@ from slipring.commands.bench.client.exchange import (
     Event,
     Fields,
     MalformedAnswer,
+    Redactor,
     RefusedByServer,
     TurnExchange,
     TurnFailed,
@@ -33,7 +34,6 @@ from slipring.commands.bench.client.exchange import (
     refusal,
     validated,
 )
-from slipring.commands.bench.client.redaction import Redactor
 from slipring.commands.bench.client.translated_apis import RebuiltAnswer
 
 Api = Literal["responses", "messages", "chat"]

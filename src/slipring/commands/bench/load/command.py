@@ -12,7 +12,7 @@ from slipring.commands.bench.load import results
 from slipring.commands.bench.load.options import LoadOptions
 from slipring.commands.bench.load.run import Load
 from slipring.commands.bench.load.terminal import LoadProgress, show
-from slipring.commands.bench.subject.processes import raise_file_limit
+from slipring.commands.bench.subject.machine import raise_file_limit
 
 
 def load(options: LoadOptions) -> int:

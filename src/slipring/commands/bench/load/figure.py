@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from slipring.commands.bench.load.results import Level, LoadRecord, Percentiles
-from slipring.commands.bench.report import at_once
-from slipring.commands.bench.report.at_once import Plot, Series, Style, Value
+from slipring.commands.bench.report import figure
 from slipring.commands.bench.report.conditions import decoding, is_without_model, processor
+from slipring.commands.bench.report.figure import Plot, Series, Style, Value
 from slipring.commands.bench.report.units import duration
 
 _TURN, _FIRST = Style("m3", None, "diamond"), Style("m0", "7 3", "circle")
@@ -21,7 +21,7 @@ def render(record: LoadRecord) -> str:
     served = f"no model: decoding {decoding(endpoint)}" if is_without_model(endpoint) else endpoint.model
     plots = [_plot(levels, served, record)] if levels else []
     words = " ".join(map(_sentence, levels))
-    return at_once.drawn(
+    return figure.drawn(
         plots,
         title=f"{served}: turns of {levels[-1].connections} loops at once" if levels else "No turn has ended",
         about=words,

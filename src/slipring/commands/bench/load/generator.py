@@ -187,7 +187,7 @@ if __name__ == "__main__":
     import gc
 
     from slipring.commands.bench.command import loop_factory
-    from slipring.commands.bench.subject.processes import raise_as_far_as_allowed
+    from slipring.commands.bench.subject.machine import raise_as_far_as_allowed
 
     raise_as_far_as_allowed()
     gc.disable()  # a collection would count as time of the server, and answers leave no garbage

@@ -24,7 +24,7 @@ from slipring.commands.bench.measure.probes import base_fields, first_model, not
 from slipring.commands.bench.subject import machine
 from slipring.commands.bench.subject.bare import recorded_frames, start_bare
 from slipring.commands.bench.subject.endpoint import describe, engine_for, open_endpoint
-from slipring.commands.bench.subject.processes import Meter, OtherProcesses
+from slipring.commands.bench.subject.machine import Meter, OtherProcesses
 from slipring.commands.bench.workloads.catalogue import short
 
 _FLOOD_SETTLES_S = 1.0

@@ -22,7 +22,7 @@ from slipring.commands.bench.client.exchange import (
 )
 from slipring.commands.bench.client.transports import Transport
 from slipring.commands.bench.measure.modes import KEEP_REASONING, Context, Mode
-from slipring.commands.bench.subject.processes import Meter
+from slipring.commands.bench.subject.machine import Meter
 from slipring.commands.bench.verify.checks import Expectation, calls_of, failure_reason, find_faults
 from slipring.commands.bench.verify.digests import Digest
 from slipring.commands.bench.verify.history import TokenFloor, how_checked

@@ -32,7 +32,7 @@ from slipring.commands.bench.subject.endpoint import (
     open_endpoint,
     with_round_trip,
 )
-from slipring.commands.bench.subject.processes import Meter, OtherProcesses
+from slipring.commands.bench.subject.machine import Meter, OtherProcesses
 from slipring.commands.bench.verify.history import compare_with_full_history
 from slipring.commands.bench.workloads.plan import Plan
 

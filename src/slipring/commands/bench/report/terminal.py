@@ -8,7 +8,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from slipring.commands.bench.client.redaction import strip_controls
+from slipring.commands.bench.client.exchange import strip_controls
 from slipring.commands.bench.report import units
 from slipring.commands.bench.report.conditions import busy_warning, repeats, simulation, subject, tool_time
 from slipring.commands.bench.report.replay_comparison import NOTE, TITLE, ReplayTable, replay_table

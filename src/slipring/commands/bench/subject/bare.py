@@ -17,7 +17,7 @@ from aiohttp import WSMsgType, web
 
 from slipring.commands.bench.client.exchange import FIRST_TOKENS, TERMINAL, Fields, decode, encode
 from slipring.commands.bench.client.transports import Access
-from slipring.commands.bench.subject.processes import Meter
+from slipring.commands.bench.subject.machine import Meter
 from slipring.commands.bench.subject.server import StartedServer
 from slipring.commands.errors import CommandFailed
 
@@ -99,7 +99,7 @@ async def _serve(tokens_per_s: float) -> None:
 
 if __name__ == "__main__":
     from slipring.commands.bench.command import loop_factory
-    from slipring.commands.bench.subject.processes import raise_as_far_as_allowed
+    from slipring.commands.bench.subject.machine import raise_as_far_as_allowed
 
     raise_as_far_as_allowed()
     with asyncio.Runner(loop_factory=loop_factory()) as runner:

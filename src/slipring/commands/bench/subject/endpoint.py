@@ -15,7 +15,7 @@ from urllib.parse import urlsplit, urlunsplit
 from slipring.base.connection_failures import reason
 from slipring.commands.bench.client.transports import Api
 from slipring.commands.bench.results import Endpoint
-from slipring.commands.bench.subject.processes import Meter
+from slipring.commands.bench.subject.machine import Meter
 from slipring.commands.bench.subject.proxy import delaying_proxy
 from slipring.commands.bench.subject.server import start_server
 from slipring.commands.bench.workloads.plan import Plan

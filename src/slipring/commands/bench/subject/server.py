@@ -11,7 +11,7 @@ import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
-from slipring.commands.bench.subject.processes import Meter
+from slipring.commands.bench.subject.machine import Meter
 from slipring.commands.errors import CommandFailed
 
 _STOP_TIMEOUT_S = 15.0

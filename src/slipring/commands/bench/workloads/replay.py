@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Struct, structs
 
-from slipring.base.recording import FORMAT, Header, RecordedTurn
+from slipring.base.recording_format import FORMAT, Header, RecordedTurn
 from slipring.commands.bench.results import RecordedTimes, Workload
 from slipring.commands.bench.workloads.plan import Head, Item, Need, Plan, PlanStep, text_of
 from slipring.commands.errors import UsageError

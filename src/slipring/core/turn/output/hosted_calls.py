@@ -14,7 +14,7 @@ from slipring.core.turn.output.hosted_events import (
     RunningCall,
 )
 from slipring.core.turn.output.hosted_forms import builtin_form
-from slipring.protocol.hosted.mcp_items import ProtocolError
+from slipring.protocol.hosted.hosted_items import ProtocolError
 from slipring.protocol.items import Item
 
 _REQUEST_CANCELLED = -32800

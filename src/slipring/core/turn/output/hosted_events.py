@@ -1,4 +1,5 @@
-"""Hosted calls while the model writes them and while they run: their events and their items."""
+"""Hosted calls while the model writes them and while they run, and lists of tools while they are fetched:
+their events and their items."""
 
 from typing import Protocol
 
@@ -14,7 +15,7 @@ from slipring.core.hosted.tools import (
 )
 from slipring.core.turn.output.hosted_forms import BuiltinForm, EventOutput, HostedForm, McpForm
 from slipring.protocol import events
-from slipring.protocol.hosted.mcp_items import CallError, error_text
+from slipring.protocol.hosted.hosted_items import CallError, ProtocolError, error_text
 from slipring.protocol.hosted.mcp_tools import ListedTool
 from slipring.protocol.items import Item
 from slipring.protocol.responses import (
@@ -219,3 +220,40 @@ def begin_list(output: HostedOutput, label: str, tag: str) -> RunningList:
     output.start_item(McpListToolsItem(id=item_id, server_label=label, tools=[]))
     output.emit(events.McpListToolsInProgress, item_id=item_id)
     return RunningList(item_id, label, output.reserve())
+
+
+_REQUEST_CANCELLED = -32800
+_LOST = ProtocolError(_REQUEST_CANCELLED, "The list of tools is not available.")
+"""Why a list is empty that its response did not wait for, or that may not be shown."""
+
+
+class HostedLists:
+    """The lists of one response. Clients see at once that they are fetched, and their content by ``show``."""
+
+    __slots__ = ("_ended", "_running")
+
+    def __init__(self) -> None:
+        self._running: dict[str, RunningList] = {}
+        """By label, what has no end yet for the client."""
+        self._ended: dict[str, tuple[list[ListedTool], CallError | None]] = {}
+        """By label, what can be shown."""
+
+    def begin(self, output: HostedOutput, label: str, tag: str) -> None:
+        """A list is being fetched. ``tag``: text that the id of its item ends with."""
+        self._running[label] = begin_list(output, label, tag)
+
+    def end(self, label: str, tools: list[ListedTool], error: CallError | None) -> None:
+        """A list has been fetched: ``tools`` is what the client lets the model call."""
+        self._ended[label] = tools, error
+
+    def show(self, output: HostedOutput) -> None:
+        """Emit the lists that have been fetched since the last time."""
+        ended, self._ended = self._ended, {}
+        for label, (tools, error) in ended.items():
+            self._running.pop(label).end(output, tools, error)
+
+    def end_all(self, output: HostedOutput) -> None:
+        """The response has ended: no list is shown any more."""
+        self._ended = {}
+        for label in list(self._running):
+            self._running.pop(label).end(output, [], _LOST)

@@ -16,7 +16,7 @@ from slipring.core.hosted.tools import Builtin, CallOutcome, CallProgress, Hoste
 from slipring.core.turn.output.call_events import CallOutput
 from slipring.protocol import events
 from slipring.protocol.hosted.builtin_tools import FUNCTIONS
-from slipring.protocol.hosted.mcp_items import CallStatus, McpCall, error_text
+from slipring.protocol.hosted.hosted_items import CallStatus, McpCall, error_text
 from slipring.protocol.items import Item
 from slipring.protocol.responses import (
     CodeInterpreterCallItem,

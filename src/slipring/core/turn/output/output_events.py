@@ -61,7 +61,7 @@ from slipring.protocol.responses import (
     SummaryTextPart,
     ToolSearchCallItem,
 )
-from slipring.protocol.timing import TurnReport
+from slipring.protocol.turn_report import TurnReport
 
 Conceal = Callable[[tuple[Item, ...]], str]
 """Encrypts items for ``encrypted_content``."""

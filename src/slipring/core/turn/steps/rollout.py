@@ -17,7 +17,7 @@ from slipring.core.chain.state import OpenCall, ResponseState
 from slipring.core.ports import Betas
 from slipring.core.turn.output.output_events import Output
 from slipring.core.turn.steps.steering import required_input
-from slipring.core.turn.steps.steps import Steps
+from slipring.core.turn.steps.step_jobs import Steps
 from slipring.protocol.events import (
     AppendErrorBody,
     AppendErrorCode,
