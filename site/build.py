@@ -105,9 +105,14 @@ def _order(version: str) -> tuple[list[int], bool, list[int]]:
     return [int(number) for number in re.findall(r"\d+", release)], not candidate, [int(candidate or 0)]
 
 
+def _version() -> str:
+    text = (ROOT / "src" / "slipring" / "__init__.py").read_text(encoding="utf-8")
+    return re.findall(r'^__version__ = "(.+)"$', text, re.MULTILINE)[0]
+
+
 def main() -> int:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    config = prepare(project["urls"], project["version"])
+    config = prepare(project["urls"], _version())
     generator = Path(sys.executable).with_name("zensical")
     done = subprocess.run([str(generator), "build", "--strict", "--clean", "-f", str(config)], check=False)
     if done.returncode == 0:

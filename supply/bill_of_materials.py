@@ -12,7 +12,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from supply.locked import PROJECT, ROOT, Package, read_lock
+from supply.locked import PROJECT, ROOT, Package, read_lock, version
 
 PATH = ROOT / "supply" / "slipring.cdx.json"
 _NAMESPACE = uuid.UUID("6f9b3c1e-5d0a-5b8e-9c57-0d9f5f3a7e21")
@@ -22,7 +22,7 @@ def bill_of_materials() -> dict[str, Any]:
     """The bill of this source tree."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     packages = read_lock("extras.txt")
-    purl = f"pkg:pypi/{PROJECT}@{project['version']}"
+    purl = f"pkg:pypi/{PROJECT}@{version()}"
     bill: dict[str, Any] = {
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
@@ -32,7 +32,7 @@ def bill_of_materials() -> dict[str, Any]:
                 "type": "application",
                 "bom-ref": purl,
                 "name": PROJECT,
-                "version": project["version"],
+                "version": version(),
                 "description": project["description"],
                 "purl": purl,
                 "licenses": [{"license": {"id": project["license"]}}],

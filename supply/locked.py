@@ -13,6 +13,12 @@ _HASH = re.compile(r"\s+--hash=(?P<hash>sha256:[0-9a-f]{64})( \\)?")
 _VIA = re.compile(r"\s+#( via)?\s+(?P<parent>\S.*)")
 
 
+def version() -> str:
+    """The version of this source tree, read without importing it."""
+    text = (ROOT / "src" / PROJECT / "__init__.py").read_text(encoding="utf-8")
+    return str(re.findall(r'^__version__ = "(.+)"$', text, re.MULTILINE)[0])
+
+
 class Unlocked(Exception):
     """A line of a lock file is not an exact version, a hash or a comment."""
 

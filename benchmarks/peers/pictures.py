@@ -2,12 +2,12 @@
 of whole histories token by token, and runs Open Responses' case ``image-input``, on real engines with tiny
 models that see.
 
-    python benchmarks/peers/pictures.py vllm llama [--write]
+    python benchmarks/peers/pictures.py vllm vllm-chat llama [--write]
 
 All that an engine is sent goes through a relay that counts. Ways: ``chained`` (slipring, each turn sends its
 new items), ``whole`` (slipring, each turn sends everything, and nothing is recognised), ``own`` (the engine's
-chat endpoint, everything). vLLM (CPU build) runs twice: with ``--enable-scale-out``, and without it, where
-slipring uses its chat endpoint (``by_chat``: chained).
+chat endpoint, everything). ``vllm`` (CPU build) has ``--enable-scale-out``; ``vllm-chat`` has not, so that
+slipring uses its chat endpoint. What ``--write`` writes replaces what the record has of the same engines.
 
 The models answer with words that are one token each: equal texts are equal tokens.
 """
@@ -20,7 +20,7 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -215,15 +215,24 @@ def measure_llama() -> dict[str, Any]:
             return asyncio.run(measure(engine, spec, ("chained", "whole", "own"), LLAMA_KEY=engine.key))
 
 
-def measure_vllm() -> dict[str, Any]:
+def measure_vllm(*flags: str) -> dict[str, Any]:
+    with seeing_vllm(*flags) as engine:
+        return measure_seeing(engine)
+
+
+def measure_seeing(engine: Server) -> dict[str, Any]:
+    """``engine``: a vLLM that serves the tiny model."""
     spec = f"vllm:URL,tokenizer={SEEING}"
-    with seeing_vllm("--enable-scale-out") as engine:
-        found = asyncio.run(measure(engine, spec, ("chained", "whole", "own"), RESETS))
-        complies("vllm", f"{engine.url.removesuffix('/v1')},tokenizer={SEEING}")
-    with seeing_vllm() as engine:
-        found |= asyncio.run(measure(engine, spec, ("by_chat",)))
-        complies("vllm", f"{engine.url.removesuffix('/v1')},tokenizer={SEEING}")
+    found = asyncio.run(measure(engine, spec, ("chained", "whole", "own"), RESETS))
+    complies("vllm", f"{engine.url.removesuffix('/v1')},tokenizer={SEEING}")
     return found
+
+
+MEASURED: dict[str, Callable[[], dict[str, Any]]] = {
+    "llama": measure_llama,
+    "vllm": lambda: measure_vllm("--enable-scale-out"),
+    "vllm-chat": measure_vllm,
+}
 
 
 def seeing_vllm(*flags: str) -> AbstractContextManager[Server]:
@@ -245,15 +254,20 @@ def complies(kind: str, where: str) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
-    parser.add_argument("engines", nargs="+", choices=("vllm", "llama"))
+    parser.add_argument("engines", nargs="+", choices=tuple(MEASURED))
     parser.add_argument("--write", action="store_true", help=f"write {RECORD.name}")
     given = parser.parse_args()
-    record: dict[str, Any] = {"screenshot_bytes": len(SCREENSHOT), "turns": TURNS, "engines": {}}
-    for name, measure_engine in (("llama", measure_llama), ("vllm", measure_vllm)):
-        if name in given.engines:
-            record["engines"][name] = measure_engine()
+    found = {name: MEASURED[name]() for name in given.engines}
+    wrong = report(found)
+    if given.write:
+        write(found)
+    return wrong
+
+
+def report(found: dict[str, Any]) -> int:
+    """Print what was measured. Returns how many ways have other answers than whole histories."""
     wrong = 0
-    for engine_name, ways in record["engines"].items():
+    for engine_name, ways in found.items():
         expected = [(turn["answer"], turn["input"]) for turn in ways["whole"]]
         for way, turns in ways.items():
             same = [(turn["answer"], turn["input"]) == one for turn, one in zip(turns, expected, strict=True)]
@@ -262,9 +276,13 @@ def main() -> int:
             for number, turn in enumerate(turns, 1):
                 shown = {key: value for key, value in turn.items() if key != "answer"}
                 print(f"  turn {number}: {shown}")
-    if given.write:
-        RECORD.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     return wrong
+
+
+def write(found: dict[str, Any]) -> None:
+    before = json.loads(RECORD.read_text())["engines"] if RECORD.exists() else {}
+    record = {"screenshot_bytes": len(SCREENSHOT), "turns": TURNS, "engines": before | found}
+    RECORD.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ Ends with an error if one of these does not hold. Needs ``.peers`` (``benchmarks
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -54,6 +55,7 @@ class Way:
     engine: str
     counts_replicas: bool = True
     """Whether its loops are scheduled, which needs token ids."""
+    has_sessions: bool = False
 
 
 WAYS = [
@@ -64,6 +66,7 @@ WAYS = [
         "vllm-router, sessions",
         ("vllm-router", "--policy", "consistent_hash"),
         "vllm:URL,tokenizer=FILES,sessions=on",
+        has_sessions=True,
     ),
     Way("smg", ("smg", "launch", "--policy", "consistent_hashing"), "chat:URL/v1,model=tiny", False),
 ]
@@ -181,9 +184,9 @@ class Stage:
     async def begin(self, chain: Chain) -> None:
         await chain.turn(f"{chain.name}: " + " ".join(f"{chain.name} {at}" for at in range(WORDS // 8)))
 
-    async def requests(self) -> list[int]:
-        """How many requests each replica has answered; 0 for one that does not answer."""
-        return [int(await self._metric(each.url, "vllm:request_success_total{")) for each in self.replicas]
+    async def requests(self, replica: Program) -> int:
+        """How many requests a replica has answered; 0 if it does not answer."""
+        return int(await self._metric(replica.url, "vllm:request_success_total{"))
 
     async def held(self) -> float:
         """The tokens of all caches that slipring schedules."""
@@ -212,27 +215,31 @@ class Stage:
             while any(each["url"] == replica.url for each in await self.workers()):  # noqa: ASYNC110
                 await asyncio.sleep(0.3)
 
-    async def restore(self, replica: Program) -> None:
-        if self.way.command[0] == "smg":
-            await self._sent("POST", "/workers", {"url": replica.url})
-        else:
-            await self._sent("POST", f"/add_worker?url={replica.url}")
-        await self.until(lambda urls: replica.url in urls)
+    async def add(self, replicas: Sequence[Program]) -> None:
+        """Put replicas behind the router, and wait until it chooses them."""
+        for each in replicas:
+            if self.way.command[0] == "smg":
+                # A replica whose model is not named is asked for it once. If it does not answer at once, smg
+                # lists it as ready, with an unknown model, and never chooses it.
+                await self._sent("POST", "/workers", {"url": each.url, "models": [{"id": "tiny"}]})
+            else:
+                await self._sent("POST", f"/add_worker?url={each.url}")
+        await self._until_ready({each.url for each in replicas})
 
     async def _sent(self, method: str, path: str, body: Any = None) -> None:
         async with self.http.request(method, self.router + path, json=body) as answer:
             if answer.status >= 300:
                 raise RuntimeError(f"{method} {path}: {answer.status} {await answer.text()}")
 
-    async def until(self, holds: Any) -> None:
+    async def _until_ready(self, urls: set[str]) -> None:
         async with asyncio.timeout(120):
-            while True:
-                workers = await self.workers()
-                # smg lists servers as healthy that it does not choose yet.
-                there = [each for each in workers if each.get("status", "ready") == "ready"]
-                if holds({each["url"] for each in there if each.get("is_healthy", True)}):
-                    return
+            while not urls <= {each["url"] for each in await self.workers() if _is_ready(each)}:  # noqa: ASYNC110
                 await asyncio.sleep(0.3)
+
+
+def _is_ready(worker: dict[str, Any]) -> bool:
+    """Whether a router chooses a replica that it lists. smg lists those as healthy that it has not asked."""
+    return bool(worker.get("is_healthy", True)) and worker.get("status", "ready") == "ready"
 
 
 broken: list[str] = []
@@ -247,7 +254,7 @@ def require(holds: bool, words: str) -> None:
 
 async def spread(stage: Stage) -> None:
     """100 chains with forks and warmups."""
-    before = await stage.requests()
+    before = [await stage.requests(each) for each in stage.replicas]
     lost: Counter[str] = Counter()
     failures: list[str] = []
     gate = asyncio.Semaphore(AT_ONCE)
@@ -263,7 +270,7 @@ async def spread(stage: Stage) -> None:
             failures.extend(chain.failures)
 
     await asyncio.gather(*(run() for _ in range(CHAINS)))
-    after = await stage.requests()
+    after = [await stage.requests(each) for each in stage.replicas]
     served = [new - old for old, new in zip(before, after, strict=True)]
     least = CHAINS // len(served) // 4
     require(not failures, f"no turn failed {failures[:2]}")
@@ -276,8 +283,10 @@ async def lose(stage: Stage, replica: Program, how: str) -> None:
     async with AsyncExitStack() as stack:
         count = 6 * len(stage.replicas)
         chains = [await stack.enter_async_context(stage.chain()) for _ in range(count)]
+        before = await stage.requests(replica)
         await asyncio.gather(*map(stage.begin, chains))
         await asyncio.gather(*(chain.turn("before") for chain in chains))
+        there = (await stage.requests(replica) - before) // 2
         if how == "killed":
             await replica.end(signal.SIGKILL)
         else:
@@ -290,7 +299,11 @@ async def lose(stage: Stage, replica: Program, how: str) -> None:
         require(not failures, f"{how}: no turn of {count} chains failed {failures[:2]}")
         moved = sum(map(bool, lost))
         words = f"{how}: {moved} of {count} chains prefilled their context again, {sum(lost)} times in all"
-        require(max(lost) <= 1 and 0 < moved < count and not any(first), words)
+        if not stage.way.has_sessions:
+            words += f"; {there} were on the replica"
+        # vLLM counts a session when it ends.
+        is_each = moved == there if not stage.way.has_sessions else moved > 0
+        require(max(lost) <= 1 and is_each and not any(first), words)
 
 
 async def fill(stage: Stage) -> None:
@@ -318,43 +331,88 @@ async def fill(stage: Stage) -> None:
             require(0.9 * room < scheduled <= room, f"filled: {scheduled:.0f} of {room} tokens are scheduled")
 
 
-@asynccontextmanager
-async def replicas(http: aiohttp.ClientSession, count: int, logs: Path) -> AsyncIterator[list[Program]]:
-    """vLLM servers with the plugin of this checkout."""
-    found = []
-    for number in range(count):
-        port = free_port()
-        command = [
-            *(str(VLLM_PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1"),
-            *(
-                "--port",
-                str(port),
-                "--model",
-                str(MODEL),
-                "--served-model-name",
-                "tiny",
-                "--dtype",
-                "float32",
-            ),
-            *(
-                "--max-model-len",
-                "16384",
-                "--max-num-seqs",
-                "32",
-                "--enforce-eager",
-                "--block-size",
-                str(BLOCK),
-            ),
-            *("--num-gpu-blocks-override", str(BLOCKS), "--enable-prompt-tokens-details"),
-            *("--uvicorn-log-level", "error"),
-        ]
+class Forks:
+    """A process that has imported vLLM, of which servers are forked."""
+
+    def __init__(self) -> None:
+        self._process: asyncio.subprocess.Process
+
+    async def start(self) -> None:
+        command = (str(VLLM_PYTHON), str(Path(__file__).with_name("vllm_forks.py")))
         env = {
             **cpu_environment(1),
             **{"VLLM_PLUGINS": "slipring_sessions", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"},
             **{"PYTHONPATH": str(ROOT / "src"), "VLLM_LOGGING_LEVEL": "WARNING"},
         }
-        log = logs / f"vllm{number}.log"
-        found.append(Program(f"vLLM {number}", command, f"http://127.0.0.1:{port}", "/health", log, **env))
+        self._process = await asyncio.create_subprocess_exec(
+            *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, env={**os.environ, **env}
+        )
+        while await self._line() != "ready":  # imports may print something
+            pass
+
+    async def fork(self, arguments: Sequence[str], log: Path) -> int:
+        """Start a server; returns its process id."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"arguments": arguments, "log": str(log)}).encode() + b"\n")
+        return int(await self._line())
+
+    async def _line(self) -> str:
+        assert self._process.stdout is not None
+        line = await self._process.stdout.readline()
+        if not line:
+            raise RuntimeError("vllm_forks.py has ended")
+        return line.decode().strip()
+
+    async def end(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        await self._process.wait()
+
+
+class Replica(Program):
+    """A vLLM server with the plugin of this checkout."""
+
+    def __init__(self, forks: Forks, number: int, log: Path) -> None:
+        port = free_port()
+        arguments = [
+            *("--host", "127.0.0.1", "--port", str(port), "--model", str(MODEL)),
+            *("--served-model-name", "tiny", "--dtype", "float32", "--max-model-len", "16384"),
+            *("--max-num-seqs", "32", "--enforce-eager", "--block-size", str(BLOCK)),
+            *("--num-gpu-blocks-override", str(BLOCKS), "--enable-prompt-tokens-details"),
+            *("--uvicorn-log-level", "error"),
+        ]
+        super().__init__(f"vLLM {number}", arguments, f"http://127.0.0.1:{port}", "/health", log)
+        self._forks = forks
+        self._pid = 0
+
+    async def start(self) -> None:
+        self._pid = await self._forks.fork(self.command, self._log)
+
+    @property
+    def has_ended(self) -> bool:
+        try:
+            os.killpg(self._pid, 0)
+        except ProcessLookupError:
+            return True
+        return not self._pid
+
+    async def end(self, by: signal.Signals = signal.SIGTERM) -> None:
+        for each in (by, signal.SIGKILL):
+            if self.has_ended:
+                return
+            os.killpg(self._pid, each)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(60):
+                    while not self.has_ended:  # noqa: ASYNC110
+                        await asyncio.sleep(0.1)
+
+
+@asynccontextmanager
+async def replicas(http: aiohttp.ClientSession, count: int, logs: Path) -> AsyncIterator[list[Program]]:
+    """vLLM servers, which answer."""
+    forks = Forks()
+    await forks.start()
+    found: list[Program] = [Replica(forks, number, logs / f"vllm{number}.log") for number in range(count)]
     try:
         for each in found:
             await each.start()
@@ -363,16 +421,7 @@ async def replicas(http: aiohttp.ClientSession, count: int, logs: Path) -> Async
         yield found
     finally:
         await asyncio.gather(*(each.end() for each in found))
-
-
-async def revived(http: aiohttp.ClientSession, servers: list[Program]) -> list[Program]:
-    """Start those again that were killed."""
-    for each in servers:
-        if each.has_ended:
-            await each.start()
-    for each in servers:
-        await each.ready(http)
-    return list(servers)
+        await forks.end()
 
 
 @asynccontextmanager
@@ -386,10 +435,10 @@ async def reached(
         [
             *(str(ROUTERS / name), *rest, "--host", "127.0.0.1", "--port", str(ports[0])),
             *("--prometheus-host", "127.0.0.1", "--prometheus-port", str(ports[1]), *HEALTH),
-            *("--log-level", "error", "--worker-urls", *(each.url for each in servers)),
+            *("--log-level", "error"),
         ],
         f"http://127.0.0.1:{ports[0]}",
-        "/v1/models",
+        "/workers",
         logs / f"{name}.log",
     )
     engine = way.engine.replace("URL", router.url).replace("FILES", str(MODEL))
@@ -409,7 +458,7 @@ async def reached(
     try:
         await router.start()
         await router.ready(http)
-        await stage.until(lambda urls: len(urls) == len(servers))
+        await stage.add(servers)
         await slipring.start()
         await slipring.ready(http)
         yield stage
@@ -419,25 +468,31 @@ async def reached(
 
 
 async def run(counts: Sequence[int], ways: Sequence[Way], logs: Path) -> bool:
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120)) as http:
+    ended = asyncio.current_task()
+    assert ended is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.cancel)
+    timeout = aiohttp.ClientTimeout(total=120)
+    began = time.monotonic()
+    async with (
+        aiohttp.ClientSession(timeout=timeout) as http,
+        replicas(http, max(counts), logs) as every,
+    ):
+        print(f"{len(every)} vLLM servers after {time.monotonic() - began:.0f} s", flush=True)
         for count in counts:
-            began = time.monotonic()
-            async with replicas(http, count, logs) as servers:
-                print(f"{count} vLLM servers after {time.monotonic() - began:.0f} s", flush=True)
-                for way in ways:
-                    print(f"{count} replicas, {way.name}", flush=True)
-                    async with reached(http, way, servers, logs) as stage:
-                        await spread(stage)
-                        await fill(stage)
-                        await lose(stage, servers[-1], "drained")
-                        await stage.restore(servers[-1])
-                alive = list(servers)
-                for way in ways:
-                    if len(alive) < 2:
-                        alive = await revived(http, servers)
-                    print(f"{len(alive)} replicas, {way.name}", flush=True)
-                    async with reached(http, way, list(alive), logs) as stage:
-                        await lose(stage, alive.pop(0), "killed")
+            for way in ways:
+                servers = every[:count]
+                for each in servers:
+                    await each.ready(http)
+                print(f"{count} replicas, {way.name}, {time.monotonic() - began:.0f} s", flush=True)
+                async with reached(http, way, servers, logs) as stage:
+                    await spread(stage)
+                    await fill(stage)
+                    await lose(stage, servers[-1], "drained")
+                    await stage.add(servers[-1:])
+                    await lose(stage, servers[0], "killed")
+                await servers[0].start()
+                every.append(every.pop(0))  # it is used again last
+    print(f"{len(broken)} broken, {time.monotonic() - began:.0f} s", flush=True)
     if broken:
         print((logs / "slipring.log").read_text()[-3000:])
     return not broken

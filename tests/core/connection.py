@@ -22,6 +22,7 @@ from slipring.core.chain.fetched_images import Fetched
 from slipring.core.chain.head import Head, KnownHeads
 from slipring.core.chain.hosted_items import call_item
 from slipring.core.chain.known_contexts import KnownContexts, KnownItems
+from slipring.core.chain.read_documents import ReadPages
 from slipring.core.chain.sealed_items import BrokenSeal
 from slipring.core.chain.state import Carry, ResponseState
 from slipring.core.chain.state_cache import ConnectionCache, SharedScopes
@@ -55,6 +56,7 @@ from slipring.core.session.actions import (
     Load,
     Loaded,
     LogFault,
+    ReadDocuments,
     Record,
     Resolved,
     ResolveTools,
@@ -79,6 +81,7 @@ from tests.wire import NO_TYPES, Order, check_frame
 
 Json = dict[str, Any]
 PLAIN = Model(name="m", owner="tests", capabilities=Capabilities())
+SEEING = Model(name="seeing", owner="tests", capabilities=Capabilities(images=True))
 ABLE = Model(
     name="able",
     owner="tests",
@@ -88,10 +91,10 @@ ABLE = Model(
 
 
 class Models:
-    """Two models: the default one without optional capabilities, and one with all of them."""
+    """Models: the default one without optional capabilities, one that sees, and one with all of them."""
 
     def find(self, name: str | None) -> Model:
-        for model in (PLAIN, ABLE):
+        for model in (PLAIN, ABLE, SEEING):
             if name in (None, model.name):
                 return model
         raise ModelNotFound(name or "", ["m", "able"])
@@ -156,6 +159,13 @@ class Server:
         """A server whose operator allows hosts of images."""
         server = cls(**limits)
         server.ports = structs.replace(server.ports, fetches_images=True)
+        return server
+
+    @classmethod
+    def reading_documents(cls, **limits: float) -> "Server":
+        """A server that reads PDF files."""
+        server = cls(**limits)
+        server.ports = structs.replace(server.ports, reads_documents=True)
         return server
 
     def mint(self, prefix: str) -> str:
@@ -261,6 +271,7 @@ class Connection:
 
     resolves: dict[Turn, ResolveTools]
     fetches: dict[Turn, FetchImages]
+    reads: dict[Turn, ReadDocuments]
     listings: dict[Turn, ListTools]
     _has_left = False
     fault: Exception | None = None
@@ -303,7 +314,7 @@ class Connection:
         self.checks_appended: list[CompileAppended] = []
         self.weighs: dict[Turn, CountTokens] = {}
         self.starts: dict[Turn, Generate] = {}
-        self.resolves, self.listings, self.fetches = {}, {}, {}
+        self.resolves, self.listings, self.fetches, self.reads = {}, {}, {}, {}
         self.claims: dict[Turn, ClaimApprovals] = {}
         self.calls: dict[str, CallTool] = {}
         """Hosted calls that run, by the id of their item."""
@@ -484,6 +495,10 @@ class Connection:
     def fetch(self, fetched: Fetched, lane: str | None = None) -> list[Json]:
         """The images that a request names by URL were fetched, or could not be."""
         return self.done(self.fetches.pop(self._at(self.fetches, lane)), fetched)
+
+    def read_pages(self, read: ReadPages, lane: str | None = None) -> list[Json]:
+        """The documents of a request were read, or could not be."""
+        return self.done(self.reads.pop(self._at(self.reads, lane)), read)
 
     def find_servers(self, lane: str | None = None, **changes: Any) -> list[Json]:
         """The MCP servers of a request are known. ``changes``: fields of all. Each built-in tool is answered
@@ -695,6 +710,7 @@ class Connection:
             Load: self.loads,
             ResolveTools: self.resolves,
             FetchImages: self.fetches,
+            ReadDocuments: self.reads,
             ListTools: self.listings,
             ClaimApprovals: self.claims,
             Save: self.saves,

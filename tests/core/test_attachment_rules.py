@@ -8,10 +8,10 @@ import pytest
 
 from slipring.base.errors import InvalidPrompt, InvalidRequest
 from slipring.core.attachment_rules import AttachmentRules
-from slipring.core.chain import fetched_images
+from slipring.core.chain import fetched_images, input_items
 from slipring.core.chain.state import Carry
 from slipring.core.checks.policies import Check, Policy
-from slipring.core.generation import Capabilities
+from slipring.core.generation import ALL_ROLES, Capabilities
 from slipring.core.limits import Limits
 from slipring.protocol import wire
 from slipring.protocol.items import Item, read_item
@@ -206,3 +206,25 @@ def test_images_of_earlier_turns_are_refused_where_checks_inspect_all(scope: Any
     rules.refuse_context(Carry())
     with pytest.raises(InvalidPrompt, match="The context has images") if is_refused else nullcontext():
         rules.refuse_context(Carry(pictures=1))
+
+
+@pytest.mark.parametrize("role", ["system", "developer", "assistant"])
+def test_an_image_in_a_message_of_another_role_needs_a_model_that_takes_it_there(role: str):
+    item = read_item(wire.encode({"type": "message", "role": role, "content": [image()]}), "")
+    error = refusal(item)
+    assert (error.code, error.param) == ("unsupported_parameter", "input[1].content[0]")
+    assert f"role {role}" in error.message
+    carry = input_items.join(input_items.NOTHING, (item,), complete=False)
+    with pytest.raises(InvalidRequest, match=f"in messages of the role {role}") as refused:
+        AttachmentRules(SEES, LIMITS).refuse_context(carry)
+    assert refused.value.param == "model"
+    takes_all = AttachmentRules(Capabilities(images=True, image_roles=ALL_ROLES), LIMITS)
+    takes_all.refuse_unseen([item])
+    takes_all.refuse_context(carry)
+
+
+def test_images_that_an_engine_has_not_read_count_no_longer():
+    carry = Carry(pictures=5)
+    assert input_items.with_pictures_read(carry, 2, ()).pictures == 2
+    assert input_items.with_pictures_read(carry, 2, (shown(image()),)).pictures == 3
+    assert input_items.with_pictures_read(carry, 5, ()) is carry

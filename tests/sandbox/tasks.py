@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -19,6 +20,21 @@ def count(path: str) -> int:
     with Path(path).open("ab") as file:
         file.write(b".")
     return Path(path).stat().st_size
+
+
+def open_file(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError as error:
+        return str(error.strerror)
+
+
+def open_socket() -> str:
+    try:
+        socket.socket().close()
+    except OSError as error:
+        return str(error.strerror)
+    return "opened"
 
 
 def hold(fifo: str) -> str:

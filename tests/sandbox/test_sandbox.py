@@ -14,9 +14,13 @@ from typing import Any
 import pytest
 
 from slipring.base.errors import InvalidRequest, RateLimited, ServerError, TooExpensive, Unavailable
+from slipring.sandbox.pipe_messages import Words
 from slipring.sandbox.sandbox import MIB, TASKS, InThread, Sandbox, SandboxLimits
 
-NAMES = "echo count hold spin repeat allocate retain crash leave reject fail nest chatter whoami".split()
+NAMES = (
+    "echo open_file open_socket count hold spin repeat allocate "
+    "retain crash leave reject fail nest chatter whoami"
+).split()
 TEST_TASKS = dict.fromkeys(NAMES, "tests.sandbox.tasks")
 LIMITS = SandboxLimits(timeout_s=1.0, memory_bytes=128 * MIB)
 SOON_S = 0.5
@@ -104,7 +108,7 @@ async def test_a_child_that_has_grown_is_replaced(sandbox: Sandbox) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGKILL])
 async def test_a_child_that_dies_rejects_only_the_call_that_killed_it(sandbox: Sandbox, number: int) -> None:
-    with pytest.raises(TooExpensive, match="more than the compiler can take"):
+    with pytest.raises(TooExpensive, match="more than this process can take"):
         await sandbox.run("t", "crash", int(number))
     with pytest.raises(TooExpensive):
         await sandbox.run("t", "leave")
@@ -112,7 +116,7 @@ async def test_a_child_that_dies_rejects_only_the_call_that_killed_it(sandbox: S
 
 
 async def test_calls_and_results_are_limited_in_size() -> None:
-    async with opened(call_bytes=1000) as sandbox:
+    async with opened(call_bytes=1000, result_bytes=1000) as sandbox:
         assert await sandbox.run("t", "repeat", 900) == 900 * "x"
         with pytest.raises(TooExpensive, match="expands to more than 1000 bytes"):
             await sandbox.run("t", "repeat", 1000)
@@ -139,6 +143,36 @@ async def test_an_unexpected_exception_is_logged_and_hidden_from_the_client(
 async def test_input_that_is_nested_too_deeply_is_rejected(sandbox: Sandbox) -> None:
     with pytest.raises(TooExpensive, match="nested too deeply"):
         await sandbox.run("t", "nest", 10_000)
+
+
+async def test_a_sealed_child_opens_nothing_after_its_imports(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    path.write_text("secret")
+    async with opened(is_sealed=True) as sandbox:
+        assert await sandbox.run("t", "open_file", str(path)) == "Too many open files"
+        assert await sandbox.run("t", "open_socket") == "Too many open files"
+        assert await sandbox.run("t", "echo", 1) == 1
+        with pytest.raises(ServerError):
+            await sandbox.run("t", "fail")
+        assert await sandbox.run("t", "retain", LIMITS.memory_bytes * 5 // 8) == 1
+        assert sandbox.pids == [], "its memory is measured nevertheless"
+    async with opened() as sandbox:
+        assert await sandbox.run("t", "open_file", str(path)) == "secret"
+
+
+async def test_errors_call_limits_by_their_names() -> None:
+    words = Words(
+        verb="read", participle="read", subjects="documents", timeout="a", memory="b", size="c", result="d"
+    )
+    async with opened(timeout_s=SOON_S, call_bytes=1000, result_bytes=1000, words=words) as sandbox:
+        for name, task, *arguments in (
+            ("a", "spin"),
+            ("b", "allocate", LIMITS.memory_bytes),
+            ("c", "echo", 2000 * "x"),
+            ("d", "repeat", 2000),
+        ):
+            with pytest.raises(TooExpensive, match=rf"\({name}\)"):
+                await sandbox.run("t", str(task), *arguments)
 
 
 async def test_output_that_libraries_print_does_not_reach_the_parent(sandbox: Sandbox) -> None:

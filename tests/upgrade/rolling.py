@@ -41,6 +41,8 @@ class RollingUpgrade:
         self._store = store
         self._previous = previous
         self._engine = _ENGINE + (f",vocabulary={vocabulary}" if vocabulary else "")
+        self._counts = not vocabulary
+        """Whether both versions count the same tokens."""
         self._report = report
         self._fronts: list[Relay] = []
         self.moved = 0
@@ -96,7 +98,7 @@ class RollingUpgrade:
         began = time.monotonic()
         for index in range(2):
             for contents in left:
-                await check(self._client(nodes, index, clients.http), contents)
+                await check(self._client(nodes, index, clients.http), contents, counts=self._counts)
         await clients.progress()
         for here, there in ((0, 1), (1, 0)):
             urls = nodes.nodes[here].url, nodes.nodes[there].url
@@ -109,7 +111,8 @@ class RollingUpgrade:
 
     async def _move(self, http: aiohttp.ClientSession, here: str, there: str) -> None:
         """A chain that is not stored goes from one node to the other and back, each time by a dropped
-        connection, and is read in full each time: the same words, in the same number of tokens."""
+        connection, and is read in full each time: the same words, in the same number of tokens if both
+        versions count the same."""
         ws = await http.ws_connect(f"{here}/responses")
         tip = (await tool_loop(ws, store=False))[-1]["id"]
         for url in (there, here):
@@ -117,7 +120,7 @@ class RollingUpgrade:
             reset(ws)
             ws, found = await _ask_parked(http, url, tip)
             assert _text(found) == _text(expected)
-            assert _input_tokens(found) == _input_tokens(expected)
+            assert not self._counts or _input_tokens(found) == _input_tokens(expected)
             self.moved += 1
             go_on = {"input": "Go on", "store": False, "previous_response_id": found["id"]}
             tip = (await socket_turn(ws, **go_on))["id"]

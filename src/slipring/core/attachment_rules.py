@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from slipring.base.errors import InvalidPrompt, InvalidRequest, UnsupportedParameter
+from slipring.core.chain import read_documents
 from slipring.core.chain.fetched_images import fetched_form
 from slipring.core.chain.state import Carry
 from slipring.core.checks.policies import Check, Policy
 from slipring.core.generation import Capabilities
 from slipring.core.limits import Limits
-from slipring.protocol.items import InputFile, InputImage, Item, may_have_images, part_param
+from slipring.protocol.items import InputFile, InputImage, Item, Message, may_have_images, part_param
 from slipring.protocol.pictures.item_pictures import (
     A_FILE,
     ALL_TYPES,
@@ -23,13 +24,17 @@ from slipring.protocol.pictures.item_pictures import (
     is_web,
     parts_of,
     pictures,
+    roles_in,
 )
 
 _BLIND = (
     "This model takes text only: it cannot see images. The models that can have 'image' among the"
     " 'input_modalities' that GET /v1/models lists."
 )
-_NO_FILES = "This model takes no files: send their text instead."
+_NO_FILES = (
+    "This model takes no such file: send its text instead. Of files, this server reads PDFs in 'file_data',"
+    " if its extra 'pdf' is installed."
+)
 
 
 class AttachmentRules(Struct, frozen=True):
@@ -54,6 +59,19 @@ class AttachmentRules(Struct, frozen=True):
     def shows_images(self) -> bool:
         return self.capabilities.images and self.unread_by is None
 
+    @property
+    def shows_pages(self) -> bool:
+        """Whether the pages of documents are shown, and not only their texts."""
+        return self.shows_images and "image/png" in self.capabilities.picture_types
+
+    def refuse_beside_documents(self, items: Sequence[Item]) -> None:
+        """Refuse what stands beside documents that are to be read, in the same items."""
+        for index, item in enumerate(items):
+            if read_documents.documents((item,)):
+                shown = item if item.opened is None else fetched_form(item)
+                assert shown is not None
+                self._refuse_in(shown, index, reads_documents=True)
+
     def refuse_unseen(self, items: Sequence[Item]) -> None:
         """Refuse images and files in new items that the model does not see, and images beyond the limits."""
         for index, item in enumerate(items):
@@ -68,9 +86,10 @@ class AttachmentRules(Struct, frozen=True):
         capabilities = self.capabilities
         if carry.pictures and not capabilities.images:
             raise UnsupportedParameter(f"The context has images. {_BLIND}", param="model")
-        if carry.pictures and self.inspects_all and self.unread_by is not None:
+        unreadable = "images" if carry.pictures else "files" if A_FILE in carry.attached else None
+        if unreadable is not None and self.inspects_all and self.unread_by is not None:
             raise InvalidPrompt(
-                f"The context has images, which the safety check '{self.unread_by}' cannot read.",
+                f"The context has {unreadable}, which the safety check '{self.unread_by}' cannot read.",
                 param="input",
             )
         if A_FILE in carry.attached and not capabilities.files:
@@ -87,6 +106,12 @@ class AttachmentRules(Struct, frozen=True):
                 f" {', '.join(capabilities.picture_types)}.",
                 param="model",
             )
+        if others := sorted(roles_in(carry.attached).difference(capabilities.image_roles)):
+            raise UnsupportedParameter(
+                f"The context has images in messages of the role {', '.join(others)}, where this model takes"
+                " none.",
+                param="model",
+            )
         if carry.pictures > self.limits.max_pictures:
             raise InvalidRequest(
                 f"Invalid 'input': the context has {carry.pictures} images, and may have"
@@ -94,11 +119,11 @@ class AttachmentRules(Struct, frozen=True):
                 param="input",
             )
 
-    def _refuse_in(self, item: Item, index: int) -> None:
+    def _refuse_in(self, item: Item, index: int, *, reads_documents: bool = False) -> None:
         places = []
         for place, part in enumerate(parts_of(item)):
-            if isinstance(part, InputFile) and not self.capabilities.files:
-                raise UnsupportedParameter(_NO_FILES, param=part_param(item, index, place))
+            if isinstance(part, InputFile) and not (reads_documents and read_documents.document_in(part)):
+                self._refuse_file(part_param(item, index, place))
             if isinstance(part, InputImage):
                 self._refuse_image(item, index, place)
                 if part.image_url is not None and is_data(part.image_url):
@@ -136,10 +161,25 @@ class AttachmentRules(Struct, frozen=True):
                 code="image_too_large",
             )
 
+    def _refuse_file(self, param: str) -> None:
+        if not self.capabilities.files:
+            raise UnsupportedParameter(_NO_FILES, param=param)
+        if self.unread_by is not None:
+            raise InvalidPrompt(
+                f"The input has a file, which the safety check '{self.unread_by}' cannot read.", param=param
+            )
+
     def _refuse_image(self, item: Item, index: int, place: int) -> None:
         """Refuse any image if none may reach the model."""
         if not self.capabilities.images:
             raise UnsupportedParameter(_BLIND, param=part_param(item, index, place))
+        body = item.body()
+        if isinstance(body, Message) and body.role not in self.capabilities.image_roles:
+            raise UnsupportedParameter(
+                f"This model takes no images in messages of the role {body.role}: it takes them in those of"
+                f" {', '.join(self.capabilities.image_roles)}, and in the outputs of calls.",
+                param=part_param(item, index, place),
+            )
         if self.unread_by is not None:
             raise InvalidPrompt(
                 f"The input has an image, which the safety check '{self.unread_by}' cannot read.",

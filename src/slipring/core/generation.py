@@ -38,6 +38,9 @@ class Accepted(Struct):
     them."""
     withheld_thoughts: tuple[str, ...] = ()
     """The ids of reasoning items of earlier turns that the model does not read, oldest first."""
+    pictures: int | None = None
+    """How many images the engine reads: fewer than the items have if some of these are left out. None if it
+    does not count them."""
 
     def after(self, before: "Accepted") -> "Accepted":
         """The sum over this job and an earlier job of the same response."""
@@ -47,6 +50,7 @@ class Accepted(Struct):
             self.dropped_items + before.dropped_items,
             before.prompt_tokens,
             self.withheld_thoughts,
+            self.pictures,
         )
 
 
@@ -197,11 +201,16 @@ ANY_ID = 2**31
 """More token ids than any vocabulary has: for engines whose server knows its own."""
 
 
+ALL_ROLES = ("user", "system", "developer", "assistant")
+
+
 class Capabilities(Struct, frozen=True):
     """Optional features of a model. The core refuses requests that need a missing one."""
 
     logprobs: bool = False
     images: bool = False
+    image_roles: tuple[str, ...] = ("user",)
+    """Of the messages in which it takes images, beside the outputs of calls."""
     picture_types: tuple[MediaType, ...] = ALL_TYPES
     """Those that the model's decoder reads, if it takes images."""
     resolves_urls: bool = False

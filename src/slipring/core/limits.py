@@ -63,6 +63,16 @@ class Limits:
     max_picture_pixels: int = _limit(
         50_000_000, "width × height of the largest image, by its header; a larger one gets a 400"
     )
+    max_document_bytes: int = _limit(
+        10 * _MIB, "largest PDF file, by its file and not by its base64; a larger one gets a 400"
+    )
+    max_document_pages: int = _limit(100, "pages of the longest PDF file; a longer one gets a 400")
+    document_timeout_s: float = _limit(
+        20.0, "CPU time to read one PDF file; the wall-clock limit is ten times as long"
+    )
+    document_memory_bytes: int = _limit(
+        512 * _MIB, "memory of the process that reads PDF files; it needs at least 128 MiB"
+    )
     max_grammars: int = _limit(64, "grammars of custom tools in one request")
     max_grammar_bytes: int = _limit(
         64 * _KIB,

@@ -41,6 +41,8 @@ class Ports(Struct, frozen=True):
     """Types of tools that requests may list although nothing answers them."""
     fetches_images: bool = False
     """Whether images that requests name by URL are fetched."""
+    reads_documents: bool = False
+    """Whether PDF files are read for models that take no files."""
 
 
 class Betas(Struct, frozen=True):

@@ -261,7 +261,7 @@ CACHE_COMPRESSIONS = _counter(
     "slipring_cache_compressions_total",
     "States that were compressed because a chain that is not stored exceeded `connection_cache_bytes`.",
 )
-MEMORY_USES = ("states", "parked", "recognised", "requests", "unread", "compiled", "verdicts")
+MEMORY_USES = ("states", "parked", "recognised", "requests", "unread", "compiled", "documents", "verdicts")
 MEMORY_BYTES = _gauge(
     "slipring_memory_bytes",
     "Memory that clients fill. `states` includes `parked`.",

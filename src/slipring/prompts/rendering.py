@@ -302,6 +302,8 @@ class Renderer(ABC):
     """The efforts of reasoning that differ for the model, least first."""
     takes_pictures: bool = False
     """Whether it writes pictures."""
+    image_roles: tuple[str, ...] = ()
+    """The roles of messages in which it writes pictures, as the API calls them."""
 
     def __init__(self, name: str, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary

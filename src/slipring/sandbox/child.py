@@ -1,7 +1,8 @@
 """The child process of a sandbox: reads calls from standard input, one at a time, and answers each.
 
 It exits when its parent closes the pipe or dies. A timer measures processor time, and its signal kills the
-process even within native code; the kernel limits memory. The child ignores signals that a terminal or a
+process even within native code; the kernel limits memory. A sealed child can open no file and no socket: the
+kernel gives it no further descriptor. The child ignores signals that a terminal or a
 service manager sends to the whole process group: the parent decides when it exits.
 """
 
@@ -44,9 +45,14 @@ def main() -> None:
         return
     setup = pipe_messages.decode_setup(first)
     _apply_limits(setup)
+    memory = _MemoryInUse()
+    if setup.is_sealed:
+        for module in set(setup.tasks.values()):
+            import_module(module)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
     _write(replies, pipe_messages.encode(Ready()))
     while (data := _read(calls)) is not None:
-        _write(replies, _answer(pipe_messages.decode_call(data), setup))
+        _write(replies, _answer(pipe_messages.decode_call(data), setup, memory))
 
 
 def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
@@ -69,14 +75,21 @@ def _apply_limits(setup: Setup) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
-def _has_grown(setup: Setup) -> bool:
-    """Whether half of the memory is in use, so that the next call could fail for want of it."""
-    try:
-        with open("/proc/self/statm", "rb") as file:
-            resident_bytes = int(file.read().split()[1]) * resource.getpagesize()
-    except OSError:
-        return False  # not Linux
-    return resident_bytes > setup.memory_bytes // 2
+class _MemoryInUse:
+    """The memory of this process, read from a file that stays open."""
+
+    def __init__(self) -> None:
+        try:
+            self._file: int | None = os.open("/proc/self/statm", os.O_RDONLY)
+        except OSError:
+            self._file = None  # not Linux
+
+    def is_half(self, setup: Setup) -> bool:
+        """Whether half of the memory is in use, so that the next call could fail for want of it."""
+        if self._file is None:
+            return False
+        resident_bytes = int(os.pread(self._file, 256, 0).split()[1]) * resource.getpagesize()
+        return resident_bytes > setup.memory_bytes // 2
 
 
 def _read(pipe: BinaryIO) -> bytes | None:
@@ -97,18 +110,18 @@ def _write(pipe: BinaryIO, data: bytes) -> None:
         os._exit(0)  # the parent has died
 
 
-def _answer(call: Call, setup: Setup) -> bytes:
+def _answer(call: Call, setup: Setup, memory: _MemoryInUse) -> bytes:
     """Carry out a call and encode its outcome."""
     try:
         outcome = _run(_find(call.task, setup), call.arguments, setup.timeout_s)
-        data = pipe_messages.encode(Answer(outcome, _has_grown(setup)))
+        data = pipe_messages.encode(Answer(outcome, memory.is_half(setup)))
     except MemoryError:
-        return pipe_messages.encode(Answer(Exceeded(out_of_memory(setup.memory_bytes)), has_grown=True))
+        return pipe_messages.encode(Answer(Exceeded(_out_of_memory(setup)), has_grown=True))
     except Exception:
         crashed = Crashed(traceback.format_exc()[-_MAX_TRACEBACK_CHARS:])
         return pipe_messages.encode(Answer(crashed, has_grown=False))
     if len(data) > setup.result_bytes:
-        exceeded = Exceeded(f"expands to more than {setup.result_bytes} bytes (max_compiled_bytes)")
+        exceeded = Exceeded(f"expands to more than {setup.result_bytes} bytes ({setup.words.result})")
         return pipe_messages.encode(Answer(exceeded, has_grown=True))
     return data
 
@@ -131,8 +144,9 @@ def _run(function: Callable[..., Any], arguments: list[Any], timeout_s: float) -
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 
-def out_of_memory(memory_bytes: int) -> str:
-    return f"takes more than {memory_bytes} bytes of memory to compile (compile_memory_bytes)"
+def _out_of_memory(setup: Setup) -> str:
+    words = setup.words
+    return f"takes more than {setup.memory_bytes} bytes of memory to {words.verb} ({words.memory})"
 
 
 if __name__ == "__main__":

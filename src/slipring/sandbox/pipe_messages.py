@@ -11,6 +11,19 @@ from msgspec import Struct
 LENGTH_BYTES = 4
 
 
+class Words(Struct, frozen=True):
+    """How errors call what a sandbox does, and its limits."""
+
+    verb: str = "compile"
+    participle: str = "compiled"
+    subjects: str = "grammars or schemas"
+    timeout: str = "compile_timeout_s"
+    memory: str = "compile_memory_bytes"
+    size: str = "max_compiled_bytes"
+    """Of a call."""
+    result: str = "max_compiled_bytes"
+
+
 class Setup(Struct, frozen=True):
     """The first message to a child: the functions that it may call, and the limits on each call."""
 
@@ -20,6 +33,9 @@ class Setup(Struct, frozen=True):
     memory_bytes: int
     result_bytes: int
     niceness: int
+    is_sealed: bool
+    """Whether the child opens no file, socket or pipe after its modules are imported."""
+    words: Words
 
 
 class Call(Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""The sandbox: runs compile tasks on client input in child processes, fairly and with a cache.
+"""The sandbox: runs tasks on client input in child processes, fairly and with a cache.
 
 This is the side of the server, which starts the processes, sends them calls and replaces those that die;
 ``child`` is what runs in them.
@@ -37,18 +37,21 @@ from slipring.sandbox.pipe_messages import (
     Outcome,
     Reply,
     Setup,
+    Words,
 )
 
 T = TypeVar("T")
+COMPILING = Words()
 
 
 class FairQueue(Generic[T]):
     """Waiting calls. Tenants take turns, and each has at most one call running: after ``take``, the caller
     must report the end of the call with ``finish``."""
 
-    def __init__(self, max_waiting: int) -> None:
+    def __init__(self, max_waiting: int, words: Words = COMPILING) -> None:
         """``max_waiting``: calls of one tenant that may wait."""
         self._max_waiting = max_waiting
+        self._words = words
         self._waiting: OrderedDict[str, deque[T]] = OrderedDict()
         """By tenant, in the order of their next turns."""
         self._running: set[str] = set()
@@ -58,7 +61,8 @@ class FairQueue(Generic[T]):
         calls = self._waiting.setdefault(tenant, deque())
         if len(calls) >= self._max_waiting:
             raise RateLimited(
-                f"{len(calls)} grammars or schemas of yours wait to be compiled. Try again later.",
+                f"{len(calls)} {self._words.subjects} of yours wait to be {self._words.participle}. Try again"
+                " later.",
                 retry_after_s=OVERLOAD_RETRY_S,
             )
         calls.append(call)
@@ -125,10 +129,14 @@ class SandboxLimits:
     waiting: int = 16
     """Calls of one tenant that may wait."""
     call_bytes: int = MIB
-    """Size of a call, and of its result."""
+    """Size of a call."""
+    result_bytes: int = MIB
     cache_bytes: int = 64 * MIB
     niceness: int = 10
     """How much the child leaves the processor to others."""
+    is_sealed: bool = False
+    """Whether the child opens no file, socket or pipe after its modules are imported."""
+    words: Words = COMPILING
 
 
 class Runner(Protocol):
@@ -181,7 +189,8 @@ class ChildProcess:
                 reply = await _exchange(child, data)
         except TimeoutError:
             await self.end()
-            raise Unavailable("The server is too busy to compile this. Try again later.") from None
+            busy = f"The server is too busy to {self._setup.words.verb} this. Try again later."
+            raise Unavailable(busy) from None
         except asyncio.CancelledError:
             await self.end()
             raise
@@ -217,11 +226,11 @@ class ChildProcess:
                 start_new_session=True,
             )
         except OSError as error:
-            raise _unavailable(str(error)) from None
+            raise self._unavailable(str(error)) from None
         async with asyncio.timeout(_START_TIMEOUT_S):
             if await _exchange(child, pipe_messages.encode(self._setup)) is None:
                 await self.end()
-                raise _unavailable("it exited at once")
+                raise self._unavailable("it exited at once")
         return child
 
     async def _cause_of_death(self) -> Outcome:
@@ -229,20 +238,20 @@ class ChildProcess:
         child, self._child = self._child, None
         assert child is not None
         code = await _wait(child)
+        setup, words = self._setup, self._setup.words
         if code == -signal.SIGPROF:
             return Exceeded(
-                f"takes more than {self._setup.timeout_s:g} s of processor time to compile"
-                " (compile_timeout_s)"
+                f"takes more than {setup.timeout_s:g} s of processor time to {words.verb} ({words.timeout})"
             )
         return Exceeded(
-            f"takes more than {self._setup.memory_bytes} bytes of memory to compile (compile_memory_bytes),"
-            " or is more than the compiler can take"
+            f"takes more than {setup.memory_bytes} bytes of memory to {words.verb} ({words.memory}), or is"
+            " more than this process can take"
         )
 
-
-def _unavailable(reason: str) -> Unavailable:
-    log.error("cannot start the process that compiles grammars and schemas: %s", reason)
-    return Unavailable("Nothing can be compiled just now. Try again later.")
+    def _unavailable(self, reason: str) -> Unavailable:
+        words = self._setup.words
+        log.error("cannot start the process in which %s are %s: %s", words.subjects, words.participle, reason)
+        return Unavailable(f"Nothing can be {words.participle} just now. Try again later.")
 
 
 async def _exchange(child: asyncio.subprocess.Process, data: bytes) -> Reply | None:
@@ -298,9 +307,17 @@ class Sandbox:
         self.limits = limits
         self._tasks = tasks
         self._cache: TenantCache[Outcome] = TenantCache(limits.cache_bytes)
-        self._queue: FairQueue[_PendingCall] = FairQueue(limits.waiting)
+        self._queue: FairQueue[_PendingCall] = FairQueue(limits.waiting, limits.words)
         self._pending: dict[CacheKey, _PendingCall] = {}
-        setup = Setup(dict(tasks), limits.timeout_s, limits.memory_bytes, limits.call_bytes, limits.niceness)
+        setup = Setup(
+            tasks=dict(tasks),
+            timeout_s=limits.timeout_s,
+            memory_bytes=limits.memory_bytes,
+            result_bytes=limits.result_bytes,
+            niceness=limits.niceness,
+            is_sealed=limits.is_sealed,
+            words=limits.words,
+        )
         self._idle = [ChildProcess(setup) for _ in range(limits.processes)]
         self._processes = tuple(self._idle)
         self._running: set[asyncio.Task[None]] = set()
@@ -321,7 +338,7 @@ class Sandbox:
             raise LookupError(f"there is no task '{task}'")
         data = pipe_messages.encode(Call(task, list(arguments)))
         if len(data) > self.limits.call_bytes:
-            raise TooExpensive(f"has more than {self.limits.call_bytes} bytes (max_compiled_bytes)")
+            raise TooExpensive(f"has more than {self.limits.call_bytes} bytes ({self.limits.words.size})")
         key = tenant, blake2b(data, digest_size=20).digest()
         outcome = self._cache.find(key)
         if outcome is None:
@@ -399,7 +416,7 @@ def _result(outcome: Outcome) -> Any:
 
 
 def _stopping() -> Unavailable:
-    return Unavailable("Nothing is compiled any more: the server is stopping.")
+    return Unavailable("The server is stopping.")
 
 
 def _fail(call: _PendingCall, error: Exception) -> None:

@@ -42,6 +42,7 @@ from slipring.core.session.actions import (
     Load,
     Loaded,
     LogFault,
+    ReadDocuments,
     Record,
     Resolved,
     ResolveTools,
@@ -72,7 +73,8 @@ log = logging.getLogger("slipring")
 
 _GOING_AWAY = 1001
 _WORK = frozenset(
-    {Generate, Load, ResolveTools, FetchImages, ListTools, CompileGrammars, ClaimApprovals, CountTokens, Save}
+    {Generate, Load, ResolveTools, FetchImages, ReadDocuments, ListTools, CompileGrammars, ClaimApprovals}
+    | {CountTokens, Save}
 )
 """Work that takes time."""
 Subject = Turn | CompileAppended | CallTool | Inspect | Compress
@@ -371,6 +373,8 @@ class Driver:
             return self._resolve(work)
         if isinstance(work, FetchImages):
             return await self.service.images.fetch(self.session.tenant, work.urls)
+        if isinstance(work, ReadDocuments):
+            return await self.service.documents.read(self.session.tenant, work.documents, draws=work.draws)
         if isinstance(work, ListTools):
             return await self._list_tools(work)
         if isinstance(work, ClaimApprovals):

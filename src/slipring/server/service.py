@@ -41,6 +41,7 @@ from slipring.server.cluster.parking import Parking
 from slipring.server.cluster.peers import Peers
 from slipring.server.cluster.state_lookup import Source
 from slipring.server.connections.connection_limits import Connections, raise_limit, room_for_connections
+from slipring.server.document_reading import DocumentReader
 from slipring.server.hosted_tools.registry import Registry
 from slipring.server.hosted_tools.runner import ToolRunner
 from slipring.server.id_minting import minter, new_node_id
@@ -126,6 +127,7 @@ class Service:
                 processes=limits.compile_processes,
                 waiting=limits.max_compiles_waiting,
                 call_bytes=limits.max_compiled_bytes,
+                result_bytes=limits.max_compiled_bytes,
                 cache_bytes=limits.compile_cache_bytes,
             )
         )
@@ -134,6 +136,8 @@ class Service:
         self.tool_runner = ToolRunner(Registry(config, os.environ), limits)
         self.images = ImageFetcher(config.image_host, limits.max_frame_bytes)
         """Fetches images that requests name by URL."""
+        self.documents = DocumentReader(limits)
+        """Reads PDF files for models that take no files."""
         self.seal: Seal = KeyedSeal([new_key()])
         """Uses a temporary key until the server has started."""
         self.inspector = Inspector(
@@ -199,6 +203,7 @@ class Service:
                 items=self.items,
                 ignored_tools=self.ignored_tools,
                 fetches_images=self.images.is_on,
+                reads_documents=self.documents.is_on,
                 verdicts=self.verdicts,
             ),
             cache=cache,

@@ -49,6 +49,13 @@ def fetching() -> Connection:
     return connection
 
 
+def reading() -> Connection:
+    connection = Connection(Server.reading_documents())
+    file = {"type": "input_file", "file_data": "JVBERi0xLjQK"}
+    connection.create(input=[message([file])])
+    return connection
+
+
 def compiling() -> Connection:
     connection = Connection()
     connection.create(tools=[GRAMMAR])
@@ -161,6 +168,7 @@ WAITS: dict[str, Callable[[], Connection]] = {
             loading,
             resolving,
             fetching,
+            reading,
             compiling,
             listing,
             claiming,

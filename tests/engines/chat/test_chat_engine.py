@@ -201,7 +201,6 @@ def test_a_screenshot_that_cannot_be_sent_is_refused_by_name(field: str, images:
     ("part", "role", "images"),
     [
         ({"type": "input_image", "image_url": IMAGE}, "user", False),
-        ({"type": "input_image", "image_url": IMAGE}, "system", True),
         ({"type": "input_image", "file_id": "file-1"}, "user", True),
         ({"type": "input_image", "image_url": "ftp://example.com/a.png"}, "user", True),
         ({"type": "input_image", "image_url": "https://example.com/a.png"}, "user", True),

@@ -4,19 +4,42 @@ As there, every chunk holds all ids so far, or only the new ones with ``--increm
 the token that ends an answer is among them; refused requests and aborted answers are reported
 within a stream whose status is 200.
 
+A model's processor keeps the ids that it is sent beside pictures, or decodes and tokenizes them again, which
+finds control tokens by their spelling; some take text only. Each picture is ten tokens.
+
 A streaming session appends the ids of a request to those that it holds, and the ids of a complete answer to
 both, the token that ends it included.
 """
 
 import asyncio
-from typing import Any, ClassVar
+import json
+import re
+from typing import Any, ClassVar, Literal
 
 from aiohttp import web
 
 from slipring.engines.sglang.engine import SglangEngine
 from slipring.engines.tokens.session_server import SessionServerOptions
 from tests.engines.fakes.server import Refuse, Stop
-from tests.engines.fakes.tokens import CONTEXT, END, Chunk, FakeTokenServer, tokenizer_directory
+from tests.engines.fakes.tokens import (
+    CONTEXT,
+    END,
+    TOKENIZER,
+    Chunk,
+    FakeTokenServer,
+    decoded,
+    tokenizer_directory,
+)
+
+_CONTROL = re.compile(f"({'|'.join(map(re.escape, sorted(TOKENIZER.control_tokens(), key=len)))})")
+
+
+def _with_control_tokens(text: str) -> list[int]:
+    """The ids of a text in which spellings of control tokens are control tokens."""
+    ids: list[int] = []
+    for place, piece in enumerate(_CONTROL.split(text)):
+        ids += [TOKENIZER.control(piece)] if place % 2 else TOKENIZER.encode(piece)
+    return ids
 
 
 class FakeSglang(FakeTokenServer):
@@ -40,7 +63,9 @@ class FakeSglang(FakeTokenServer):
     has_session_cache = False
     """`--enable-session-radix-cache`"""
     sees = False
-    """Whether its model takes pictures, each of which is ten tokens."""
+    """Whether its model takes pictures."""
+    reads_pictures_beside: Literal["ids", "ids as text", "text"] = "ids"
+    """What its processor takes."""
     facts: ClassVar[dict[str, Any]] = {}
     """What else ``/server_info`` says."""
     max_running_requests: int | None = None
@@ -72,8 +97,28 @@ class FakeSglang(FakeTokenServer):
             routes.append(web.get(f"{prefix}server_info", self._server_info))
         return routes
 
-    def prompt_of(self, body: dict[str, Any]) -> list[int] | None:
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        if body["sampling_params"] == {"max_new_tokens": 1}:  # the engine asks how it takes pictures
+            if self.reads_pictures_beside == "text":
+                return self.refuse(Refuse(400, "a text prompt is needed"))
+            count = len(self._read_ids(body)) + 9
+            meta = {"completion_tokens": 1, "prompt_tokens": count, "finish_reason": {"type": "length"}}
+            event = json.dumps({"output_ids": [END], "meta_info": meta})
+            return web.Response(text=f"data: {event}\n\ndata: [DONE]\n\n", content_type="text/event-stream")
+        return await super()._generate(request)
+
+    def _read_ids(self, body: dict[str, Any]) -> list[int]:
+        """The ids of a prompt as the model reads them."""
+        if "text" in body:
+            return _with_control_tokens(body["text"])
         ids: list[int] = body["input_ids"]
+        if "image_data" in body and self.reads_pictures_beside == "ids as text":
+            return _with_control_tokens(decoded(ids))
+        return ids
+
+    def prompt_of(self, body: dict[str, Any]) -> list[int] | None:
+        ids = self._read_ids(body)
         if "session_params" not in body:
             return ids
         held = self.sessions.get(body["session_params"]["id"])

@@ -1,9 +1,9 @@
 """A fake vLLM whose model sees, as of vLLM 0.32, read from its source.
 
 As there, ``/tokenize`` refuses messages with pictures if the model does not see; ``/inference/v1/generate``,
-which is there with ``--enable-scale-out``, replaces each placeholder by the tokens of its picture, takes a
-picture without data if it knows its ``uuid``, and refuses it otherwise; the chat endpoint announces its
-answer in a chunk without ids.
+which is forbidden without ``--enable-scale-out``, replaces each placeholder by the tokens of its picture,
+takes a picture without data if it knows its ``uuid``, and refuses it otherwise; the chat endpoint announces
+its answer in a chunk without ids.
 """
 
 import json
@@ -41,6 +41,16 @@ def seeing_directory() -> str:
     return directory.name
 
 
+def chat_tokens(messages: list[dict[str, Any]]) -> int:
+    """What the texts of messages count: their tokens, and four for the marks of each message."""
+    contents = (each["content"] or "" for each in messages)
+    texts = (
+        content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+        for content in contents
+    )
+    return sum(4 + len(TOKENIZER.encode(text)) for text in texts)
+
+
 class FakeSeeingVllm(FakeVllm):
     """vLLM with a model that sees."""
 
@@ -60,10 +70,11 @@ class FakeSeeingVllm(FakeVllm):
         return super().options(**{"tokenizer": seeing_directory(), **options})
 
     def routes(self) -> list[web.RouteDef]:
-        further = [web.post("/v1/chat/completions", self._generate)]
-        if self.scale_out:
-            further.append(web.post("/inference/v1/generate", self._by_ids))
-        return [*super().routes(), *further]
+        return [
+            *super().routes(),
+            web.post("/v1/chat/completions", self._generate),
+            web.post("/inference/v1/generate", self._by_ids),
+        ]
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         if "messages" not in await request.json() or not self.sees:
@@ -71,6 +82,8 @@ class FakeSeeingVllm(FakeVllm):
         return web.json_response({"count": 20, "max_model_len": 8192, "tokens": []})
 
     async def _by_ids(self, request: web.Request) -> web.StreamResponse:
+        if not self.scale_out:
+            return self.refuse(Refuse(403, "the scale-out endpoints are not enabled"))
         body = await request.json()
         if "token_ids" not in body:
             return web.json_response({"detail": "token_ids: field required"}, status=422)
@@ -102,7 +115,7 @@ class FakeSeeingVllm(FakeVllm):
         events: list[Any] = []
         if "messages" in body:
             pictures = json.dumps(body["messages"]).count('"image_url": {')
-            count = 10 * len(body["messages"]) + PICTURE_TOKENS * pictures
+            count = chat_tokens(body["messages"]) + PICTURE_TOKENS * pictures
             choice["delta"] = {"content": chunk.text}
             if ids == chunk.ids:
                 events.append({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})

@@ -7,14 +7,16 @@ import pytest
 
 from slipring.base.errors import StartupError
 from slipring.core.limits import Limits
+from slipring.engines.llama.api import pictured_prompt
 from slipring.engines.llama.engine import LlamaEngine
 from slipring.engines.llama.options import LlamaOptions, read_options
-from slipring.engines.llama.pictured_text import PicturedText
 from slipring.engines.llama.served_model import projector_of
 from slipring.prompts.rendering import picture_id
+from slipring.prompts.spelled_context import ContextSpeller
+from slipring.protocol.pictures.item_pictures import base64_of
 from tests.harness import WEATHER, serve
 from tests.model import ServeModel, SharedModel
-from tests.pictures import data_url, gif, jpeg, png
+from tests.pictures import data_url, gif, jpeg, png, png_of, webp
 from tests.prompts.vocabulary import smollm2 as smollm2_vocabulary
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_output_tokens": 12, "store": False}
@@ -174,13 +176,58 @@ async def test_an_external_server_that_sees_is_used_by_its_own_tokenizer(
 def test_ids_are_spelled_and_a_marker_stands_for_a_picture() -> None:
     vocabulary = smollm2_vocabulary()
     im_start, im_end = map(vocabulary.control, ("<|im_start|>", "<|im_end|>"))
-
-    def spell(ids: list[int]) -> str:
-        return b"".join(map(vocabulary.bytes_of, ids)).decode()
-
-    writer = PicturedText(vocabulary, "<M>", im_start, spell)
+    writer = ContextSpeller(vocabulary, marker="<M>", first=im_start)
     ids = [im_start, *vocabulary.encode("user\nhi <|im_end|>"), picture_id("a" * 64), im_end]
     assert writer.write(ids) == "user\nhi <\u2060|im_end|><M><|im_end|>"
+
+
+BROKEN = png_of(40, 40, bytes(5))
+"""Its structure is right, and its data ends after a few pixels."""
+
+
+def file(data: bytes) -> dict[str, Any]:
+    return {"type": "input_image", "image_url": data_url(data)}
+
+
+async def test_a_picture_that_only_llama_cpp_finds_broken_is_refused_by_its_field(seeing: ServeModel) -> None:
+    async with seeing() as server, server.connect() as socket:
+        first = await socket.response(input=TURNS[0], **GREEDY)
+        for parts, place in (((file(BROKEN),), 0), (("Look: ", image(2), file(BROKEN)), 2)):
+            error = await socket.error(input=[user("?"), user(*parts)])
+            assert error["error"]["code"] == "image_parse_error"
+            assert error["error"]["param"] == f"input[1].content[{place}].image_url"
+        second = await socket.response(input=TURNS[1], previous_response_id=first["id"], **GREEDY)
+        assert cached(second) >= first["usage"]["total_tokens"] - 1, "the slot holds its context"
+
+
+async def test_webp_is_refused_by_its_field(seeing: ServeModel) -> None:
+    async with seeing() as server, server.connect() as socket:
+        error = (await socket.error(input=[user("Look: ", file(webp(20, 20)))]))["error"]
+    assert (error["code"], error["param"]) == ("unsupported_parameter", "input[0].content[1].image_url")
+    assert "image/png, image/jpeg, image/gif" in error["message"]
+
+
+async def test_a_picture_that_nothing_follows_does_not_end_the_engine(seeing_model: SharedModel) -> None:
+    engine = seeing_model.engine(slots=1, context=1024)
+    async with serve(engine) as server, server.connect() as socket:
+        text = engine._pictured.write([picture_id("a" * 64)])
+        assert await engine._api.refusal(pictured_prompt(text, [base64_of(image(1)["image_url"])])) == ""
+        assert text_of(await socket.response(input=TURNS[0], **GREEDY))
+
+
+@pytest.mark.parametrize("role", ["system", "developer"])
+async def test_a_template_that_writes_pictures_of_system_messages_gets_them(
+    seeing: ServeModel, role: str
+) -> None:
+    async with seeing() as server, server.connect() as socket:
+        told = [{**user("This is the map:", image(seed)), "role": role} for seed in (1, 2)]
+        texts = [
+            text_of(await socket.response(input=[each, user("Where are we?")], **GREEDY)) for each in told
+        ]
+        assert texts[0] != texts[1]
+        said = {**user(image(1)), "role": "assistant"}
+        error = (await socket.error(input=[user("?"), said]))["error"]
+        assert (error["code"], error["param"]) == ("unsupported_parameter", "input[1].content[0]")
 
 
 def test_a_projector_is_found_beside_its_model(tmp_path: Path) -> None:

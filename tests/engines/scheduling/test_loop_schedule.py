@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -285,6 +286,35 @@ def test_a_loop_that_ends_while_its_turn_runs_is_forgotten_with_it() -> None:
     loops.schedule.end(turn, 300, (), loops.now)
     assert loops.demoted == ["a"]
     assert not loops.schedule._loops
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_a_loop_whose_latest_turn_is_gone_while_the_next_one_is_there_ends_if_that_fails(
+    *, runs: bool
+) -> None:
+    loops = Loops(Rules(capacity=1000, most_running=1))
+    loops.run("a", 300)
+    other = None if runs else loops.ask("b", 100)
+    loops.started()
+    turn = loops.ask("c", 500, after="a")
+    assert loops.started() == ["c"] * runs
+    loops.schedule.drop("a")
+    loops.schedule.withdraw(turn, loops.now)
+    if other is not None:
+        loops.schedule.withdraw(other, loops.now)
+    assert loops.schedule.is_empty
+    assert loops.schedule.resident_tokens == 0
+
+
+def test_a_turn_that_fails_leaves_its_loop_as_it_was() -> None:
+    loops = Loops()
+    loops.run("a", 300)
+    turn = loops.ask("b", 900, after="a")
+    assert loops.started() == ["b"]
+    loops.schedule.withdraw(turn, loops.now)
+    assert loops.schedule.resident_tokens == 300
+    loops.schedule.drop("a")
+    assert loops.schedule.is_empty
 
 
 def test_a_context_larger_than_the_cache_runs_alone() -> None:

@@ -220,15 +220,32 @@ async def test_a_warmup_of_nothing_holds_nothing() -> None:
         assert loops_of(server).held_tokens == 0
 
 
-async def test_a_compacted_chain_holds_its_new_context_alone() -> None:
-    compaction = [{"type": "compaction", "compact_threshold": 1000}]
+COMPACTION = [{"type": "compaction", "compact_threshold": 1000}]
+
+
+@pytest.mark.parametrize("store", [False, True])
+async def test_a_compacted_chain_holds_its_new_context_alone(*, store: bool) -> None:
     async with in_front_of(FakeVllm(), kv_tokens=4000) as (_, server), server.connect() as socket:
-        _, second = await turns(socket, "word " * 900, "and " * 200, context_management=compaction)
+        settings: dict[str, Any] = {"context_management": COMPACTION, "store": store}
+        _, second = await turns(socket, "word " * 900, "and " * 200, **settings)
         assert [item["type"] for item in second["output"]] == ["compaction", "message"]
         loops = loops_of(server)
         assert (loops.paused, loops.listed[0].turns) == (1, 3)
         assert loops.held_tokens < 900
-        await turns(socket, "go on", after=second["id"])
+        await turns(socket, "go on", after=second["id"], store=store)
+        assert loops_of(server).paused == 1
+
+
+@pytest.mark.parametrize("store", [False, True])
+async def test_a_turn_that_fails_after_its_summary_leaves_no_loop(*, store: bool) -> None:
+    async with in_front_of(FakeVllm(), kv_tokens=4000) as (fake, server), server.connect() as socket:
+        (one,) = await turns(socket, "word " * 900, store=store)
+        fake.script(Say(("a summary",)), Stop())
+        fake.script(Refuse(400))
+        asked = {"input": "and " * 200, "previous_response_id": one["id"], "context_management": COMPACTION}
+        assert (await socket.turn(**asked, store=store))[-1]["type"] == "response.failed"
+        await until(lambda: loops_of(server).held_tokens == 0)
+        await turns(socket, "go on", after=one["id"] if store else None, store=store)
         assert loops_of(server).paused == 1
 
 

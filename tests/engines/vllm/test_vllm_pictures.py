@@ -11,7 +11,12 @@ from slipring.base.errors import StartupError
 from slipring.commands.inspection.model_source import open_source
 from slipring.engines.vllm.pictured_requests import content_parts
 from tests.engines.fakes.server import Call, Refuse, Say, Stop
-from tests.engines.fakes.vllm_pictures import PICTURE_TOKENS, FakeSeeingVllm, seeing_directory
+from tests.engines.fakes.vllm_pictures import (
+    PICTURE_TOKENS,
+    FakeSeeingVllm,
+    chat_tokens,
+    seeing_directory,
+)
 from tests.engines.llama.test_llama_pictures import image, text_of, user
 from tests.harness import WEATHER, Running, serve
 from tests.pictures import data_url, png
@@ -104,7 +109,7 @@ async def test_a_server_without_scale_out_is_sent_messages_and_the_report_says_s
     roles = [message["role"] for message in fake.requests[1]["messages"]]
     assert roles == ["system", "user", "assistant", "user"]
     assert fake.requests[1]["messages"][1]["content"][1]["type"] == "image_url"
-    assert first["usage"]["input_tokens"] == 10 * 2 + PICTURE_TOKENS
+    assert first["usage"]["input_tokens"] == chat_tokens(fake.requests[0]["messages"]) + PICTURE_TOKENS
     assert "tools" not in fake.requests[0]
 
 

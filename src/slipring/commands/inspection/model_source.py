@@ -195,7 +195,7 @@ async def _open_server(text: str) -> AsyncIterator[ModelSource]:
             sampling=info.sampling,
             context=engine.served.context,
             sessions=engine.session_use,
-            pictures=await engine.picture_use(),
+            pictures=await engine.picture_use(vocabulary, info),
         )
     finally:
         await engine.close()

@@ -136,6 +136,13 @@ def _with_pictures(carry: Carry, items: tuple[Item, ...]) -> Carry:
     return structs.replace(carry, pictures=count, attached=tuple(sorted(attached)))
 
 
+def with_pictures_read(carry: Carry, read: int, output: tuple[Item, ...]) -> Carry:
+    """The carry of a context of which the engine has read so many images: truncation may have dropped the
+    items of others. Of ``output``, it may have read some or none."""
+    most = read + sum(map(image_count, in_context(output)))
+    return structs.replace(carry, pictures=most) if most < carry.pictures else carry
+
+
 class OpenCarry:
     """The carry of a response in progress. Its turn owns it; the turn's rollout extends the same object."""
 

@@ -14,6 +14,7 @@ from msgspec import Meta, Raw, Struct
 from slipring.core.checks.json_text import as_read
 from slipring.protocol import wire
 from slipring.protocol.items import Item, computed_once
+from slipring.protocol.pictures.item_pictures import is_data
 
 NOT_INSPECTED = frozenset(
     {
@@ -184,7 +185,7 @@ def _says_nothing(path: _Path, value: Any) -> bool:
 
 
 def _is_data(name: str, value: str) -> bool:
-    return value.startswith("data:") or (name == "result" and _BASE64.fullmatch(value) is not None)
+    return is_data(value) or (name == "result" and _BASE64.fullmatch(value) is not None)
 
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -29,7 +29,7 @@ from slipring.protocol.items import (
     in_context,
     plain_text,
 )
-from slipring.protocol.pictures.item_pictures import BadPicture, described, image_count, pictures
+from slipring.protocol.pictures.item_pictures import BadPicture, described, file_count, image_count, pictures
 
 _CARRIED_KINDS: dict[str, Kind] = {
     "agent_message": "message",
@@ -72,7 +72,7 @@ def subject_of(item: Item, side: Side, name_of: Callable[[str], str | None]) -> 
     body, others = item.body(), other_texts(item)
     if isinstance(body, Message):
         kind = "answer" if body.role == "assistant" else "message"
-        texts = [plain_text(body.content), *_image_notes(item), *others]
+        texts = [plain_text(body.content), *_attachment_notes(item), *others]
         return _subject(side, kind, texts, role=body.role)
     if isinstance(body, LoadedTools):
         return _subject(
@@ -80,7 +80,7 @@ def subject_of(item: Item, side: Side, name_of: Callable[[str], str | None]) -> 
         )
     if isinstance(body, CallOutput):
         text = as_read_if_json(plain_text(body.output))
-        texts = [text, *_image_notes(item), *others]
+        texts = [text, *_attachment_notes(item), *others]
         return _subject(side, "tool_output", texts, name=name_of(body.call_id))
     if isinstance(body, FunctionCall):
         text = call_text(body.namespace, body.name, as_read(body.arguments))
@@ -96,15 +96,16 @@ def subject_of(item: Item, side: Side, name_of: Callable[[str], str | None]) -> 
     return _subject(side, "call", texts_in(item.raw))  # a search for tools that a server has run
 
 
-def _image_notes(item: Item) -> list[str]:
-    """What checks read of each image of an item: that it is there, and which."""
+def _attachment_notes(item: Item) -> list[str]:
+    """What checks read of each image and file of an item: that it is there, and which image."""
+    files = ["[file: not inspected]"] * file_count(item)
     if not image_count(item):
-        return []
+        return files
     try:
         found = [f"[{described(picture)}: not inspected]" for picture in pictures(item)]
     except BadPicture:
         found = []
-    return found + ["[image: not inspected]"] * (image_count(item) - len(found))
+    return found + ["[image: not inspected]"] * (image_count(item) - len(found)) + files
 
 
 def call_text(namespace: str | None, name: str, text: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from slipring.core.chain.fetched_images import Fetched
+from slipring.core.chain.read_documents import Document, ReadPages
 from slipring.core.chain.state import ResponseState
 from slipring.core.chain.state_cache import ConnectionCache
 from slipring.core.checks.gate import Inspection
@@ -84,6 +85,15 @@ class FetchImages(Work[Fetched], frozen=True, eq=False):
 
     place = "fetching"
     urls: tuple[str, ...]
+
+
+class ReadDocuments(Work[ReadPages], frozen=True, eq=False):
+    """Read documents of a request. Returns why one could not be read, too."""
+
+    place = "reading"
+    documents: tuple[Document, ...]
+    draws: bool
+    """Whether the model sees pictures of the pages."""
 
 
 class CompileGrammars(Work[None], frozen=True, eq=False):

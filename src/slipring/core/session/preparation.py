@@ -13,17 +13,18 @@ from msgspec import UNSET, structs
 
 from slipring.base.errors import ApiError, InvalidPrompt, PreviousResponseNotFound
 from slipring.core.attachment_rules import AttachmentRules
-from slipring.core.chain import fetched_images, hosted_items, input_items, sealed_items
+from slipring.core.chain import fetched_images, hosted_items, input_items, read_documents, sealed_items
 from slipring.core.chain.fetched_images import Fetched
 from slipring.core.chain.head import Head
 from slipring.core.chain.input_items import OpenCarry
+from slipring.core.chain.read_documents import ReadPages
 from slipring.core.chain.state import Carry, ResponseState
 from slipring.core.chain.state_cache import ConnectionCache
-from slipring.core.checks.policies import NO_POLICY, policy_of_turn
+from slipring.core.checks.policies import NO_POLICY, Policy, policy_of_turn
 from slipring.core.checks.subjects import definition_text
 from slipring.core.generation import Job, Model
 from slipring.core.limits import Limits
-from slipring.core.session.actions import Load, Loaded
+from slipring.core.session.actions import Load, Loaded, ReadDocuments
 from slipring.core.session.session_state import SessionState
 from slipring.core.turn import response_object
 from slipring.core.turn.compaction import TRIGGER, Compaction, read_plan
@@ -123,6 +124,25 @@ def with_images(bound: Bound, fetched: Fetched) -> Bound:
     return structs.replace(bound, input=fetched_images.opened(bound.input, fetched))
 
 
+def unread_documents(turn: Turn, shared: SessionState) -> ReadDocuments | None:
+    """Reads the documents of the input, for a model that takes no files; None if there are none, or none can
+    be read. Raises ``ApiError`` if something beside them is refused: afterwards, their pages stand there."""
+    model = shared.models.find(turn.asked.request.model)
+    if not shared.ports.reads_documents or model.capabilities.files:
+        return None
+    found = read_documents.documents(turn.bound.input)
+    if not found:
+        return None
+    rules = AttachmentRules.of(model.capabilities, shared.limits, _policy(turn, shared, model))
+    rules.refuse_beside_documents(turn.bound.input)
+    return ReadDocuments(turn, found, draws=rules.shows_pages)
+
+
+def with_pages(bound: Bound, read: ReadPages) -> Bound:
+    """What a turn is bound to, with the pages of documents in its input. Raises ``InvalidRequest``."""
+    return structs.replace(bound, input=read_documents.opened(bound.input, read))
+
+
 def prepare(turn: Turn, shared: SessionState) -> tuple[Prepared, Planned]:
     """Validate the request of a bound turn against its parent and the model. Nothing is planned yet if lists
     of tools must be fetched before (``plan``). Raises ``ApiError`` for an invalid request.
@@ -177,14 +197,19 @@ def _read_items(turn: Turn, shared: SessionState) -> tuple[Model, TurnChecks | N
     items = input_items.resolve(bound.input, bound.found)
     items = sealed_items.opened(items, ports.seal, asked.tenant)
     model = shared.models.find(asked.request.model)
-    policies, moderation = shared.policies, asked.request.moderation
-    may_check = not shared.counts_only and (bool(policies.checks) or moderation is not None)
-    policy = policy_of_turn(policies, model.name, moderation) if may_check else NO_POLICY
+    policy = _policy(turn, shared, model)
     if not policy.checks:
         return model, None, items
     checks = TurnChecks(policy, ports.verdicts, asked.tenant)
     digests = dict(zip(map(id, asked.request.items), asked.request.content_digests, strict=True))
     return model, checks, checks.withhold(bound.parent, items, digests)
+
+
+def _policy(turn: Turn, shared: SessionState, model: Model) -> Policy:
+    """What checks inspect a turn: none if it only counts tokens."""
+    policies, moderation = shared.policies, turn.asked.request.moderation
+    may_check = not shared.counts_only and (bool(policies.checks) or moderation is not None)
+    return policy_of_turn(policies, model.name, moderation) if may_check else NO_POLICY
 
 
 def _read_input(

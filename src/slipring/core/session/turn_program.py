@@ -115,6 +115,8 @@ class TurnProgram:
             await self._resolve_tools()
             if urls := preparation.remote_images(turn, shared):
                 turn.bound = preparation.with_images(turn.bound, await FetchImages(turn, urls))
+            if (read := preparation.unread_documents(turn, shared)) is not None:
+                turn.bound = preparation.with_pages(turn.bound, await read)
             turn.prepared, turn.planned = preparation.prepare(turn, shared)
             if not shared.counts_only:
                 preparation.inspect(turn)

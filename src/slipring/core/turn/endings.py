@@ -184,6 +184,8 @@ def _new_state(
     # Without the appends that were held and have just been returned.
     latest = tuple(items[output.since :])
     carry = turn.hosted.carry_on(input_items.after_output(prepared.carry.settled, latest, cut_off=cut_off))
+    if (accepted := turn.progress.accepted) is not None and accepted.pictures is not None:
+        carry = input_items.with_pictures_read(carry, accepted.pictures, latest)
     prepared.carry.replace(carry, len(output.finished))
     state = ResponseState(
         response=response,

@@ -354,14 +354,14 @@ def refuse_unsendable(items: Iterable[Item], *, images: bool, urls: bool, new: b
             continue
         body = item.body()
         if isinstance(body, Message):
-            parts, can_show = body.content, images and body.role == "user"
+            parts = body.content
         elif isinstance(body, CallOutput):
-            parts, can_show = body.output, images
+            parts = body.output
         else:
             continue
         for place, part in enumerate(parts if isinstance(parts, list) else ()):
             param = part_param(item, index, place) if new else "previous_response_id"
-            _refuse_part(part, can_show, urls, param)
+            _refuse_part(part, images, urls, param)
 
 
 def _refuse_part(part: Part, can_show: bool, urls: bool, param: str) -> None:
@@ -371,9 +371,7 @@ def _refuse_part(part: Part, can_show: bool, urls: bool, param: str) -> None:
         return
     if not can_show:
         raise UnsupportedParameter(
-            "This model's server takes images only in user messages and tool outputs, and only if it is"
-            " configured to.",
-            param=param,
+            "This model's server takes images only if it is configured to.", param=param
         )
     url = part.image_url or ""
     if not is_data(url) and not (urls and is_web(url)):

@@ -176,6 +176,19 @@ class Api:
         with self._api_errors():
             await self._completions.stream("/completion", [body], None, consumer, idle_s=_unbounded)
 
+    async def refusal(self, prompt: bytes) -> str:
+        """Why the server refuses to complete a prompt; empty if it does not. Raises ``ApiError``."""
+        body = b'{"n_predict":0,"prompt":' + prompt + b"}"
+        with self._api_errors():
+            try:
+                await self._completions.query("/completion", [body], _SILENCE_TIMEOUT_S)
+            except BadStatus as error:
+                fault = _read_fault(error.body)
+                if error.status != 400 or fault is None:
+                    raise
+                return fault.message
+        return ""
+
     async def save_slot(self, slot: int, name: str) -> int:
         """Write a slot's KV to a file of the server; returns its size in bytes."""
         answer = await self._post_slot(f"/slots/{slot}?action=save", name)

@@ -41,7 +41,7 @@ from slipring.engines.tokens.job_rendering import (
 from slipring.observation import live_messages
 from slipring.prompts.rendering import Rendered, Rendering
 from slipring.protocol.pictures.image_headers import MediaType
-from slipring.protocol.pictures.item_pictures import base64_of
+from slipring.protocol.pictures.item_pictures import BadPicture, base64_of, image_parts
 
 log = logging.getLogger("slipring")
 
@@ -99,6 +99,7 @@ class LlamaEngine(Engine):
         capabilities = Capabilities(
             logprobs=not self.options.spec,
             images=model.sees,
+            image_roles=model.renderer.image_roles,
             picture_types=_PICTURE_TYPES,
             biased_ids=model.renderer.vocabulary.size or ANY_ID,
         )
@@ -152,7 +153,7 @@ class LlamaEngine(Engine):
             self._set_model(model, whole if self._borrowed is None else self._borrowed.share)
         await prefetch(self.renderer)
         if self.model.sees:
-            self._pictured = await PicturedText.of(self.renderer.vocabulary, self._api.queries)
+            self._pictured = await PicturedText.of(self.renderer.vocabulary, self._api)
 
     async def close(self) -> None:
         await self._api.close()
@@ -162,6 +163,8 @@ class LlamaEngine(Engine):
         if self.serves_one_tenant:
             self._refuse_second_tenant(job.tenant)
         self._queue.require_room(job.tenant)
+        if self.model.sees:
+            await self._refuse_undecodable(job)
         rendering = await render(job, self.renderer, self.model.context, self.tokenizing)
         constraint = await self._constraint(job, rendering)
         async with self._summaries if job.is_summary else nullcontext():
@@ -173,6 +176,20 @@ class LlamaEngine(Engine):
                 last = await self._answer(job, rendering, constraint, emit)
         # After slot and ticket are given back: a slow reader must not hold up other jobs.
         await deliver(emit, last)
+
+    async def _refuse_undecodable(self, job: Job) -> None:
+        """Refuse a new picture that llama.cpp cannot decode, before the response is created."""
+        new = [
+            (part.image_url or "", item, index, place)
+            for index, item in enumerate(job.input)
+            for place, part in image_parts(item)
+        ]
+        broken = await self._pictured.undecodable([base64_of(url) for url, *_ in new])
+        if broken is not None:
+            _, item, index, place = new[broken]
+            raise BadPicture("cannot be decoded by the model's server", "image_parse_error", place).placed(
+                item, index
+            )
 
     def _refuse_second_tenant(self, tenant: str) -> None:
         """Serve the first tenant only: keys of others may have been created since the start."""

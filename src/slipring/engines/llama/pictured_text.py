@@ -1,45 +1,36 @@
-"""Writes a context with pictures as llama.cpp takes one: text, in which a marker stands for each picture.
+"""Contexts with pictures as llama.cpp takes them: text, in which a marker stands for each picture.
 
-llama.cpp takes no ids beside pictures. It tokenizes the whole text in every turn, and finds control tokens by
-their spelling. So where a text of a client spells one, an invisible character is put into it.
+llama.cpp takes no ids beside pictures, and refuses a request with a picture that it cannot decode.
 """
 
-import re
-from collections.abc import Callable
-from itertools import groupby
-
-from slipring.core.generation import ANY_ID
-from slipring.engines.llama.api import describe
-from slipring.engines.remote.http_client import HttpClient
+from slipring.engines.grey_square import grey_square
+from slipring.engines.llama.api import Api, describe, pictured_prompt
+from slipring.prompts.spelled_context import ContextSpeller
 from slipring.prompts.tokenization.tokenizer import Vocabulary
 from slipring.protocol import wire
 
 RESENT = "llama.cpp takes a context with pictures as text: all of it is sent again"
-_BREAK = "\u2060"
-"""Word joiner: takes no space, and is no part of a control token."""
 _OLD_MARKER = "<__media__>"
 """Of servers that do not name theirs."""
-
-Spell = Callable[[list[int]], str]
-"""The text of ids that are no control tokens. May ask the server."""
+_NO_PICTURE = "AAAA"
+_AFTER_PICTURE = "\n"
 
 
 class PicturedText:
-    """Spells the ids of contexts."""
+    """Writes the prompts of one server that has loaded a projector."""
 
-    def __init__(self, vocabulary: Vocabulary, marker: str, first: int | None, spell: Spell) -> None:
-        """``marker``: what stands for a picture. ``first``: the id that llama.cpp puts before every text."""
-        names = [name for name in vocabulary.control_tokens() if len(name) > 1 and not name.isspace()]
-        self._names = {vocabulary.control(name): name for name in vocabulary.control_tokens()}
+    def __init__(self, speller: ContextSpeller, marker: str, api: Api, undecodable: str | None) -> None:
+        """``undecodable``: how the server refuses data that is no picture; None if it refuses pictures in the
+        same way, so that it cannot be asked."""
+        self._speller = speller
         self._marker = marker
-        self._first = first
-        self._spell = spell
-        spelled = sorted((*names, marker, _OLD_MARKER), key=len, reverse=True)
-        self._spellings = re.compile(f"(?={'|'.join(map(re.escape, spelled))})(.)", re.DOTALL)
+        self._api = api
+        self._undecodable = undecodable
 
     @classmethod
-    async def of(cls, vocabulary: Vocabulary, server: HttpClient) -> "PicturedText":
-        """For a server that has loaded a projector. Raises ``StartupError``, ``HttpFailure``."""
+    async def of(cls, vocabulary: Vocabulary, api: Api) -> "PicturedText":
+        """Raises ``StartupError``, ``HttpFailure``."""
+        server = api.queries
         marker = str((await describe(server)).get("media_marker") or _OLD_MARKER)
         asked = {"content": "", "add_special": True}
         added = (await server.query("/tokenize", [wire.encode(asked)]))["tokens"]
@@ -47,20 +38,33 @@ class PicturedText:
         def ask(ids: list[int]) -> str:
             return str(server.query_from_thread("/detokenize", {"tokens": ids})["content"])
 
-        def join(ids: list[int]) -> str:
-            return b"".join(map(vocabulary.bytes_of, ids)).decode("utf-8", "replace")
-
-        return cls(vocabulary, marker, added[0] if added else None, join if vocabulary.is_local else ask)
+        speller = ContextSpeller(
+            vocabulary,
+            None if vocabulary.is_local else ask,
+            marker=marker,
+            other_markers=(_OLD_MARKER,),
+            first=added[0] if added else None,
+        )
+        refused = await api.refusal(pictured_prompt("", [_NO_PICTURE]))
+        decodable = await api.refusal(pictured_prompt("", [grey_square()]))
+        return cls(speller, marker, api, refused if refused != decodable else None)
 
     def write(self, ids: list[int]) -> str:
         """The text of a context. Takes time in proportion to it; a vocabulary that is not local asks the
         server."""
-        if ids and ids[0] == self._first:
-            ids = ids[1:]
-        pieces: list[str] = []
-        for is_text, group in groupby(ids, lambda id: id < ANY_ID and id not in self._names):
-            if is_text:
-                pieces.append(self._spellings.sub(rf"\1{_BREAK}", self._spell(list(group))))
-            else:
-                pieces += (self._names.get(id, self._marker) for id in group)
-        return "".join(pieces)
+        text = self._speller.write(ids)
+        # llama.cpp crashes if nothing follows the last picture.
+        return text + _AFTER_PICTURE if text.endswith(self._marker) else text
+
+    async def undecodable(self, pictures: list[str]) -> int | None:
+        """Which of the pictures, as base64, is the first that the server cannot decode; None if it decodes
+        all of them, or does not say. No slot is used: a text without markers is refused after decoding."""
+        if self._undecodable is None or not pictures or not await self._refuses(pictures):
+            return None
+        for number, picture in enumerate(pictures):
+            if await self._refuses([picture]):
+                return number
+        return None
+
+    async def _refuses(self, pictures: list[str]) -> bool:
+        return await self._api.refusal(pictured_prompt("", pictures)) == self._undecodable

@@ -15,6 +15,7 @@ import msgspec
 
 from slipring.base.errors import ApiError, InvalidRequest, forget_frames
 from slipring.core.generation import (
+    ALL_ROLES,
     Accepted,
     Capabilities,
     Delta,
@@ -48,7 +49,9 @@ _POSTS_S = 60.0
 """How long requests are POSTs after an upgrade that was not answered."""
 _ROOM = 64 * 1024
 """Bytes of a frame that are left for everything but items, tools and instructions."""
-_CAPABILITIES = Capabilities(logprobs=True, images=True, resolves_urls=True, files=True)
+_CAPABILITIES = Capabilities(
+    logprobs=True, images=True, image_roles=ALL_ROLES, resolves_urls=True, files=True
+)
 """Of every model: servers do not list them, and refuse what a model cannot do."""
 _ENCRYPTED = "encrypted"
 """Occurs in messages of servers that cannot decrypt what they are sent."""

@@ -89,7 +89,7 @@ class Loop:
     def __init__(self, key: str, branch: str, tenant: str, shared: int, now: float) -> None:
         self.key = key
         self.former = key
-        """Its key before the turn that waits or runs."""
+        """Its key before the turn that waits or runs; empty if what the turn continues is gone."""
         self.branch = branch
         self.tenant = tenant
         self.began_at = now
@@ -287,13 +287,15 @@ class LoopSchedule:
             self._resume_pause(turn.loop, now)
 
     def _resume_pause(self, loop: Loop, now: float) -> None:
-        """A turn has brought nothing. Without a turn that has ended, its loop has no context that a later one
+        """A turn has brought nothing. Its loop is what it was before, if it has a context that a later turn
         could continue, and whose end would be noticed."""
+        if loop.is_resident:
+            self._charge(loop, self._size(loop, loop.tokens))
         if self._loops.get(loop.key) is loop:
-            if not loop.turns:
-                self._remove(loop)
-            elif loop.former not in self._loops:
-                self._rename(loop, loop.former)
+            self._remove(loop)
+            if loop.turns and loop.former and loop.former not in self._loops:
+                loop.key = loop.former
+                self._enter(loop)
         self._pause(loop, now)
 
     def _enter(self, loop: Loop) -> None:
@@ -314,13 +316,17 @@ class LoopSchedule:
         self._enter(loop)
 
     def drop(self, key: str) -> None:
-        """A loop has ended: it will not come back."""
+        """A loop has ended: it will not come back. One whose next turn waits or runs ends if that brings
+        nothing."""
         loop = self._loops.get(key)
         if loop is not None:
             self._remove(loop)
             if loop.paused_at is not None:
                 self.pauses.of(loop.kind).observe_end(loop)
                 self._demote(loop)
+        for turn in (*self._waiting, *self._running):
+            if turn.loop.former == key:
+                turn.loop.former = ""
 
     # Loops that move to another replica
 

@@ -5,7 +5,7 @@ With streaming sessions, turns of a chain send their new ids only.
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -14,10 +14,12 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from slipring.base.errors import ServerError, StartupError
+from slipring.base.errors import ApiError, ServerError, StartupError
 from slipring.base.surrogates import repaired
+from slipring.core.chain.head import Head
 from slipring.core.generation import Job, Settings
 from slipring.engines.constraints.answer_constraint import Constraint
+from slipring.engines.grey_square import grey_square_url
 from slipring.engines.remote.http_client import spliced
 from slipring.engines.remote.http_failures import BadStatus, HttpFailure, Unreadable
 from slipring.engines.remote.loop_hints import urgency
@@ -43,9 +45,12 @@ from slipring.engines.tokens.token_server import (
     read_options,
     reason_of,
 )
-from slipring.prompts.rendering import Rendered
+from slipring.prompts.rendering import Rendered, Renderer
+from slipring.prompts.spelled_context import ContextSpeller
+from slipring.prompts.tokenization.token_budget import UNLIMITED, BudgetedEncoder
 from slipring.prompts.tokenization.tokenizer import Vocabulary
 from slipring.protocol import wire
+from slipring.protocol.items import read_item
 from slipring.protocol.responses import Logprob, TopLogprob
 
 _MODEL_INFO = ("/model_info", "/get_model_info")
@@ -53,6 +58,8 @@ _MODEL_INFO = ("/model_info", "/get_model_info")
 _SERVER_INFO = ("/server_info", "/get_server_info")
 _CONSTRAINT_FIELDS = {"schema": "json_schema", "grammar": "ebnf", "tag": "structural_tag"}
 _RESENT = "SGLang is sent the data of all pictures of a context again"
+_RESENT_AS_TEXT = "SGLang tokenizes contexts with pictures itself: all of it is sent again as text"
+_WORDS = "hello there hello there"
 _FIRST_WITH_TAGS = (0, 5, 12)
 """The first version with xgrammar 0.2."""
 
@@ -71,8 +78,14 @@ class SglangEngine(SessionServer):
     def from_options(cls, text: str) -> "SglangEngine":
         return cls(read_options(cls.name, SessionServerOptions, text))
 
+    _speller: ContextSpeller | None = None
+    """Writes contexts with pictures as text, unless the server keeps the ids beside pictures. Set by
+    ``start`` if the model sees."""
+
     async def start(self) -> None:
         await super().start()
+        if self.renderer.takes_pictures and not await self._keeps_ids(self.renderer):
+            self._speller = ContextSpeller(self.renderer.vocabulary)
         info = await self._server_info()
         if info.get("enable_session_radix_cache") is True:
             self.chain_ends = ChainEnds(self._close_chain)
@@ -108,37 +121,74 @@ class SglangEngine(SessionServer):
                 return (await self.query(path)).get("has_image_understanding") is True
         return False
 
+    async def picture_way(self, renderer: Renderer) -> str:
+        if await self._keeps_ids(renderer):
+            return "beside ids, all of them in each turn"
+        return "beside text, everything in each turn: the server tokenizes contexts with pictures itself"
+
+    async def _keeps_ids(self, renderer: Renderer) -> bool:
+        """Whether the server reads the ids that it is sent beside pictures. Several of its processors write
+        them as text, in which they find control tokens by their spelling, and some refuse them. It is asked
+        with a text in letters: one that is tokenized again has fewer tokens."""
+        shown = [{"type": "input_image", "image_url": grey_square_url()}]
+        item = read_item(wire.encode({"type": "message", "role": "user", "content": shown}), "")
+        vocabulary = renderer.vocabulary
+        context = renderer.start(Head(), Settings(), [item], BudgetedEncoder(vocabulary, UNLIMITED))
+        ids, image = renderer.open(context).ids(), {"image_data": [grey_square_url()]}
+        words = vocabulary.encode(_WORDS)
+        letters = [id for letter in _WORDS for id in vocabulary.encode(letter)]
+        counted = []
+        for tail in (words, letters):
+            asked = {"input_ids": [*ids, *tail], "sampling_params": {"max_new_tokens": 1}, "stream": True}
+            request = Request("/generate", [wire.encode(asked | image)], {}, partial(_Parser, self))
+            try:
+                pieces = await self.ask_aside(request)
+            except ApiError:
+                return False
+            counted.append(next((each.prompt_tokens for each in reversed(pieces) if each.prompt_tokens), 0))
+        return counted[1] - counted[0] == len(letters) - len(words)
+
     def resent(self, job: Job, sent: Rendered) -> str | None:
-        return _RESENT if sent.body.pictures and job.parent is not None else None
+        if not sent.body.pictures or job.parent is None:
+            return None
+        return _RESENT if self._speller is None else _RESENT_AS_TEXT
 
     def exchange(
         self, job: Job, sent: Rendered, limit: int, constraint: Constraint | None, answer: TokenAnswer
     ) -> JobExchange:
         if not sent.body.pictures:
             return super().exchange(job, sent, limit, constraint, answer)
-        return JobExchange(self, job, self.write(job, sent, limit, constraint), answer)
+        write = partial(self.write, job, sent, limit, constraint)
+        if self._speller is None:
+            return JobExchange(self, job, write(), answer)
+        return _TextExchange(self, job, write, answer)
 
     def write(self, job: Job, sent: Rendered, limit: int, constraint: Constraint | None) -> Request:
-        return self._written(job, sent, sent.json_pieces(), limit, constraint, {})
+        """Takes time in proportion to the context if that has pictures and is sent as text."""
+        if self._speller is None or not sent.body.pictures:
+            return self._written(job, sent, _as_ids(sent.json_pieces()), limit, constraint, {})
+        text = wire.encode(self._speller.write(sent.ids()))
+        return self._written(job, sent, [b'{"text":', text], limit, constraint, {})
 
     def write_in_session(
         self, job: Job, sent: Rendered, addressed: Addressed, limit: int, constraint: Constraint | None
     ) -> Request:
         session = {"session_params": {"id": addressed.id}}
-        return self._written(job, sent, addressed.pieces, limit, constraint, session)
+        return self._written(job, sent, _as_ids(addressed.pieces), limit, constraint, session)
 
     def _written(
         self,
         job: Job,
         sent: Rendered,
-        ids: Sequence[bytes],
+        prompt: Sequence[bytes],
         limit: int,
         constraint: Constraint | None,
         session: dict[str, Any],
     ) -> Request:
+        """``prompt``: the beginning of the body."""
         settings = job.settings
         # SGLang refuses a prompt and answer that together fill the context.
-        most = max(self.served.context - sent.id_count - 1, 1)
+        most = max(self.served.context - sent.total - _spared_for_pictures(sent) - 1, 1)
         sampling: dict[str, Any] = {
             "max_new_tokens": min(limit, most),
             "stop_token_ids": sorted(self.renderer.stop_ids()),
@@ -163,7 +213,7 @@ class SglangEngine(SessionServer):
             body |= {"return_logprob": True, "top_logprobs_num": settings.top_logprobs}
         if sent.body.pictures:
             body["image_data"] = data_urls(job, sent)
-        pieces = spliced(b'{"input_ids":[', ids, b"]," + wire.encode(body)[1:])
+        pieces = [*prompt, b"," + wire.encode(body)[1:]]
         headers = self._upstream.affinity_headers(job)
         expected = sent.total if session else None
         return Request("/generate", pieces, headers, partial(_Parser, self, expected))
@@ -277,6 +327,32 @@ def _capacity(info: dict[str, Any]) -> tuple[int | None, int | None]:
         for key in ("max_running_requests", "max_total_num_tokens")
     )
     return running, tokens
+
+
+def _as_ids(pieces: Sequence[bytes]) -> list[bytes]:
+    """The beginning of a body with ids."""
+    return spliced(b'{"input_ids":[', pieces, b"]")
+
+
+def _spared_for_pictures(sent: Rendered) -> int:
+    """How many tokens are left free because pictures may take more than estimated: as many again."""
+    if not sent.body.pictures:
+        return 0
+    return sum(picture.tokens for step in sent.body.steps() for picture in step.pictures)
+
+
+class _TextExchange(JobExchange):
+    """Sends a context with pictures as text, which is written in a thread."""
+
+    def __init__(
+        self, server: SglangEngine, job: Job, write: Callable[[], Request], answer: TokenAnswer
+    ) -> None:
+        super().__init__(server, job, None, answer)
+        self._tokenizing = server.tokenizing
+        self._write = write
+
+    async def prepare(self) -> None:
+        self._request = await self._tokenizing.run(self._job.tenant, self._write, is_local=True)
 
 
 _Likely = tuple[float | None, int, str | None]

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from msgspec import structs
 
 from slipring.core.generation import (
+    ALL_ROLES,
     Accepted,
     Capabilities,
     Delta,
@@ -76,7 +77,7 @@ class SimulatedEngine(Engine):
 
     def models(self) -> Sequence[Model]:
         # Images and files are only counted, so they are accepted.
-        capabilities = Capabilities(images=True, files=True)
+        capabilities = Capabilities(images=True, image_roles=ALL_ROLES, files=True)
         return [Model(name="simulated", owner="slipring", capabilities=capabilities)]
 
     async def generate(self, job: Job, emit: Emit) -> None:

@@ -68,7 +68,8 @@ def accepted(job: Job, renderer: Renderer, rendering: Rendering, resent: str | N
         )
     fallback = rendering.fallback or resent
     counted = None if sent.body.pictures else sent.total
-    return Accepted(rendering.new_tokens, fallback, rendering.dropped_items, counted, withheld)
+    read = sent.body.pictures
+    return Accepted(rendering.new_tokens, fallback, rendering.dropped_items, counted, withheld, read)
 
 
 def data_urls(job: Job, sent: Rendered) -> list[str]:

@@ -55,6 +55,7 @@ from slipring.engines.tokens.server_constraints import TRIED_TOKENS, ServerConst
 from slipring.engines.tokens.template_choice import (
     check_rendering,
     dialect_option,
+    make_renderer,
     make_serving_renderer,
     picture_forms,
     thinking_option,
@@ -204,6 +205,7 @@ class TokenServer(RemoteEngine):
             capabilities=Capabilities(
                 logprobs=True,
                 images=self.renderer.takes_pictures,
+                image_roles=self.renderer.image_roles,
                 biased_ids=vocabulary.size or ANY_ID,
             ),
             defaults=info.sampling.defaults(),
@@ -232,13 +234,19 @@ class TokenServer(RemoteEngine):
         """Whether the server's model takes pictures, as far as the server tells."""
         return False
 
-    async def picture_use(self) -> str:
-        """How pictures get to the model, in one line. Called after ``connect``."""
-        return await self.picture_way() if await self._takes_images() else "none: the model does not see"
+    async def picture_use(self, vocabulary: Vocabulary, info: ModelInfo) -> str:
+        """How pictures get to the model, in one line. Called after ``connect``, with what that returns."""
+        if not await self._takes_images():
+            return "none: the model does not see"
+        make = partial(make_renderer, self.name, self.options, info, vocabulary, picture_forms(info))
+        renderer = await asyncio.to_thread(make)
+        if not renderer.takes_pictures:
+            return "none: the template writes no pictures"
+        return await self.picture_way(renderer)
 
-    async def picture_way(self) -> str:
+    @abstractmethod
+    async def picture_way(self, renderer: Renderer) -> str:
         """How pictures get to a model that sees, in one line."""
-        return "beside ids, all of them in each turn"
 
     def resent(self, job: Job, sent: Rendered) -> str | None:
         """Why the server is sent all of a context in another form than its ids; None if it is not."""
@@ -515,7 +523,8 @@ class JobExchange:
     answered: Answered | None = None
     """Called with the headers of an answer."""
 
-    def __init__(self, server: TokenServer, job: Job, request: Request, answer: TokenAnswer) -> None:
+    def __init__(self, server: TokenServer, job: Job, request: Request | None, answer: TokenAnswer) -> None:
+        """``request``: None if ``prepare`` makes it."""
         self._server = server
         self._job = job
         self._request = request
@@ -528,6 +537,7 @@ class JobExchange:
 
     async def attempt(self, emit: Emit, begin: Callable[[], None]) -> None:
         """Send the request once and emit its answer; ``begin`` is called when that begins."""
+        assert self._request is not None, "prepare makes it"
         await self.send(self._request, emit, begin)
 
     async def send(self, request: Request, emit: Emit, begin: Callable[[], None]) -> None:

@@ -57,7 +57,7 @@ from slipring.engines.vllm.pictured_requests import (
     find_way,
     sees,
 )
-from slipring.prompts.rendering import Rendered
+from slipring.prompts.rendering import Rendered, Renderer
 from slipring.prompts.tokenization.tokenizer import Vocabulary
 from slipring.protocol import wire
 from slipring.protocol.responses import Logprob, TopLogprob
@@ -145,7 +145,7 @@ class VllmEngine(SessionServer):
     async def sees(self) -> bool:
         return await sees(self._upstream.client, self.served.name)
 
-    async def picture_way(self) -> str:
+    async def picture_way(self, renderer: Renderer) -> str:
         if await find_way(self._upstream.client) == "ids":
             return "beside ids, new ones only"
         return "by the chat endpoint, everything in each turn (--enable-scale-out: beside ids)"

@@ -5,10 +5,7 @@ each picture. It keeps pictures by their names: those of earlier turns are named
 the server has dropped them. Any other server takes them by its chat endpoint, which renders all messages.
 """
 
-import base64
 import hashlib
-import struct
-import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -18,6 +15,7 @@ from slipring.base.errors import InvalidRequest, ServerError
 from slipring.core.generation import Emit, Job
 from slipring.engines.chat.messages import Writer
 from slipring.engines.chat.request_body import EMPTY, offered_tools, toolbox
+from slipring.engines.grey_square import grey_square_url
 from slipring.engines.remote.http_client import HttpClient, spliced
 from slipring.engines.remote.http_failures import BadStatus, HttpFailure
 from slipring.engines.tokens.job_rendering import data_urls, position_of
@@ -29,12 +27,13 @@ from slipring.protocol import wire
 BY_IDS, BY_CHAT = "/inference/v1/generate", "/v1/chat/completions"
 RESENT = "the server takes pictures by its chat endpoint only: all messages are sent again"
 Way = Literal["ids", "chat"]
-_ABSENT = (404, 405, 501)
+_ABSENT = (403, 404, 405, 501)
+"""vLLM 0.32 answers with the first unless it was started with the flag."""
 
 
 async def sees(client: HttpClient, model: str) -> bool:
     """Whether a server's model takes pictures: whether it tokenizes a message with one."""
-    part = {"type": "image_url", "image_url": {"url": _grey_square()}}
+    part = {"type": "image_url", "image_url": {"url": grey_square_url()}}
     asked = {"model": model, "messages": [{"role": "user", "content": [part]}]}
     try:
         await client.query("/tokenize", [wire.encode(asked)])
@@ -100,19 +99,3 @@ class PicturedExchange(JobExchange):
                 if self._answer.has_begun:
                     raise
         await super().attempt(emit, begin)
-
-
-def _grey_square() -> str:
-    """A picture that every processor takes."""
-    side = 64
-    rows = (b"\x00" + b"\x80" * side) * side
-    chunks = (
-        (b"IHDR", struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0)),
-        (b"IDAT", zlib.compress(rows)),
-        (b"IEND", b""),
-    )
-    data = b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-        for kind, body in chunks
-    )
-    return f"data:image/png;base64,{base64.b64encode(data).decode()}"

@@ -154,7 +154,10 @@ class TemplateRenderer(Renderer):
             keeps_thoughts=keeps_thoughts,
             pictures=pictures,
         )
-        self.takes_pictures = probed.picture is not None
+        if probed.picture is not None:
+            self.takes_pictures = True
+            takes_in_system = "system" in probed.picture.roles
+            self.image_roles = ("user", "system", "developer") if takes_in_system else ("user",)
         self.template, self.detected, self.forms = probed.template, probed.detected, probed.forms
         self.output_format, self.efforts = probed.output_format, probed.efforts
         self.chain_choices, self.rewrites_answers = probed.chain_choices, probed.rewrites_answers

@@ -6,7 +6,7 @@ the server knows of it: its digest, by which pictures are compared, its type, an
 
 import binascii
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 from typing import NamedTuple, get_args
 
@@ -37,6 +37,7 @@ _LONGEST_HEAD = 1024
 ELSEWHERE = "elsewhere"
 """An image that has an address or a file id in place of its data."""
 A_FILE = "file"
+_OF_ROLE = "in a message of the role "
 _DIGEST_BYTES = 32
 _fields = msgspec.json.Decoder(dict[str, Raw])
 _parts = msgspec.json.Decoder(list[Raw])
@@ -107,6 +108,12 @@ def image_count(item: Item) -> int:
     return sum(1 for _ in image_parts(item))
 
 
+@computed_once
+def file_count(item: Item) -> int:
+    """How many files an item has."""
+    return sum(isinstance(part, InputFile) for part in parts_of(item)) if may_have_images(item) else 0
+
+
 def pictures(item: Item) -> tuple[Picture, ...]:
     """The pictures of an item whose data it has, in the order of its parts. Raises ``BadPicture``. The data
     is read once: the result is kept with the item, also if it is bad."""
@@ -138,20 +145,28 @@ def _examined(item: Item) -> tuple[Picture, ...] | _Fault:
 
 @computed_once
 def attachments(item: Item) -> frozenset[str]:
-    """What an item has beside texts: the types of its pictures, ``ELSEWHERE``, ``A_FILE``. Nothing is known
-    of pictures that are not valid."""
+    """What an item has beside texts: the types of its pictures, ``ELSEWHERE``, ``A_FILE``, and the role of a
+    message with images, unless that is the user's. Nothing is known of pictures that are not valid."""
     if not may_have_images(item):
         return frozenset()
     try:
         found: set[str] = {picture.media_type for picture in pictures(item)}
     except BadPicture:
         found = set()
+    body = item.body()
+    if isinstance(body, Message) and body.role != "user" and image_count(item):
+        found.add(f"{_OF_ROLE}{body.role}")
     for part in parts_of(item):
         if isinstance(part, InputFile):
             found.add(A_FILE)
         elif isinstance(part, InputImage) and not (part.image_url is not None and is_data(part.image_url)):
             found.add(ELSEWHERE)
     return frozenset(found)
+
+
+def roles_in(attached: Iterable[str]) -> set[str]:
+    """The roles, other than the user's, of messages with images, of what ``attachments`` says."""
+    return {each.removeprefix(_OF_ROLE) for each in attached if each.startswith(_OF_ROLE)}
 
 
 def is_data(url: str) -> bool:
@@ -171,7 +186,7 @@ def base64_of(url: str) -> str:
 
 def plain_url(url: str) -> str:
     """The data URL of a picture as every server reads it: its type by its usual name, and nothing beside it.
-    Some servers read no capitals and no further parameters."""
+    llama-server reads no ``DATA:``, and neither it nor vLLM reads ``BASE64``."""
     head = _DATA_URL.match(url, 0, _LONGEST_HEAD)
     if head is None:
         return url

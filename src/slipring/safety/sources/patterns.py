@@ -96,6 +96,7 @@ def _limits(timeout_s: float, memory_bytes: int, processes: int) -> SandboxLimit
         processes=processes,
         waiting=_WAITING,
         call_bytes=_MAX_TEXT_BYTES,
+        result_bytes=_MAX_TEXT_BYTES,
         cache_bytes=0,  # the inspector has a cache
         niceness=0,  # turns wait for it
     )

@@ -6,7 +6,7 @@ from msgspec import Raw, json
 from slipring.base.errors import InvalidRequest, NotFound, conversation_not_found, quoted
 from slipring.core.attachment_rules import AttachmentRules
 from slipring.core.chain import item_ids, sealed_items
-from slipring.core.generation import Capabilities
+from slipring.core.generation import ALL_ROLES, Capabilities
 from slipring.core.limits import Limits
 from slipring.core.session.preparation import new_definitions
 from slipring.core.turn.compaction import TRIGGER
@@ -40,7 +40,7 @@ from slipring.server.replies import json_response
 from slipring.server.service import Service
 from slipring.stores.conversations import Conversation
 
-_SEES_ALL = Capabilities(images=True, resolves_urls=True, files=True)
+_SEES_ALL = Capabilities(images=True, image_roles=ALL_ROLES, resolves_urls=True, files=True)
 """What some model may be able to do: a conversation is not bound to one."""
 
 

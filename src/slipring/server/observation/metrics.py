@@ -231,7 +231,7 @@ def _caches(service: Service) -> Iterator[Reading]:
 def memory_uses(service: Service) -> dict[str, live_messages.Memory]:
     """What the memory of a server is used for: bytes in use and their bound."""
     process, unread, requests = service.scopes.process, service.connections.unread, service.requests
-    parking, sandbox = service.parking, service.sandbox
+    parking, sandbox, documents = service.parking, service.sandbox, service.documents.sandbox
     recognised = (service.known, service.heads, service.items)
     verdicts = service.inspector.cache
     return {
@@ -243,6 +243,7 @@ def memory_uses(service: Service) -> dict[str, live_messages.Memory]:
         "requests": live_messages.Memory(requests.used_bytes, requests.limit_bytes),
         "unread": live_messages.Memory(unread.used_bytes, unread.limit_bytes),
         "compiled": live_messages.Memory(sandbox.cached_bytes, sandbox.limits.cache_bytes),
+        "documents": live_messages.Memory(documents.cached_bytes, documents.limits.cache_bytes),
         "verdicts": live_messages.Memory(verdicts.used_bytes, verdicts.limit_bytes),
     }
 

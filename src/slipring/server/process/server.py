@@ -269,6 +269,7 @@ class Server:
         async with AsyncExitStack() as stack:  # closes each, even if closing another one raises
             stack.push_async_callback(self._store.close)
             stack.push_async_callback(self.service.sandbox.close)
+            stack.push_async_callback(self.service.documents.close)
             stack.push_async_callback(self.service.tool_runner.close)
             stack.push_async_callback(self.service.images.close)
             for engine in self.catalog.engines:

@@ -13,6 +13,7 @@ const MEMORY = {
   requests: "requests in flight",
   unread: "not yet read by clients",
   compiled: "compiled grammars",
+  documents: "documents that were read",
   verdicts: "verdicts of safety checks",
 };
 const MOST_SAVED = 12;
