@@ -132,6 +132,11 @@ def about(record: Record) -> str:
     )
 
 
+def pauses(record: Record) -> Pauses | None:
+    """How long tools take in the cells that have pauses; None if there are no such cells."""
+    return next((run.cell.plan.pause_s for run in record.measured if run.cell.plan.pause_s), None)
+
+
 def table(record: Record, pauses: bool) -> str:
     """A row for each way and number of loops at once."""
     chosen = _by_cell(record, pauses)
@@ -239,8 +244,7 @@ def pressure_table(record: Record) -> str:
         first = sorted(ms for run in runs for loop in run.first_ms for ms in loop)
         tokens = f"{statistics.median(run.prefilled_tokens for run in runs):,.0f}"
         cpu = f"{statistics.median(run.cpu_ms['vllm'] for run in runs) / 1e3:.0f}"
-        if any(run.wrong for run in runs):
-            (run,) = runs
+        if run := next((run for run in runs if run.wrong), None):
             done, all_turns = sum(map(len, run.total_ms)), cell.at_once * cell.plan.turns
             ended = f"{len(run.loops_ms)} of {cell.at_once}"
             times = f"{_shortened(run.wrong or '')}; {done} of {all_turns} turns, {ended} loops ended | – | –"

@@ -42,6 +42,7 @@ from comparison import OWN, SESSIONS_UNSCHEDULED, UNSCHEDULED, WITH_SESSIONS, Me
 from engines import Processes, own_cpu_ms
 from loops import Loop, Wrong, run
 from model import LARGE, SMALL, TINY, Shape, write_vocabulary
+from plugin_client import PATH
 from servers import (
     AGENTIC_PROGRAM,
     CONTEXT,
@@ -275,7 +276,7 @@ class Watch:
 
     def _counted(self) -> dict[str, float]:
         found = metrics(self._engine)
-        return {name: found.get(f"vllm:{name}", 0.0) for name in self._COUNTERS}
+        return {name: found.get(f"vllm:{name}", 0.0) for name in self._COUNTERS} | sessions(self._engine)
 
     def _sample(self) -> None:
         while not self._stopped.wait(1.0):
@@ -292,6 +293,14 @@ def metrics(server: Server) -> dict[str, float]:
             if at := re.fullmatch(r"([a-z_:]+)(?:\{.*\})? (\S+)", line):
                 found[at[1]] = found.get(at[1], 0.0) + float(at[2])
     return found
+
+
+def sessions(server: Server) -> dict[str, float]:
+    """How many sessions the plugin has opened, and how many turns went on in one."""
+    told: dict[str, float] = {}
+    with contextlib.suppress(OSError), urllib.request.urlopen(f"{server.url}{PATH}", timeout=10) as answer:
+        told = msgspec.json.decode(answer.read())
+    return {f"sessions_{name}": told.get(name, 0) for name in ("opened", "continued")}
 
 
 def kv_tokens(server: Server) -> int:
@@ -466,10 +475,10 @@ def summary(run: Run) -> str:
     """A line about a cell."""
     loop_s = statistics.fmean(run.loops_ms) / 1e3 if run.loops_ms else 0.0
     hits = 1 - run.prefilled_tokens / max(run.prompt_tokens, 1)
-    turns = sum(map(len, run.total_ms))
+    turns, continued = sum(map(len, run.total_ms)), run.engine.get("sessions_continued", 0)
     return (
         f"{run.wrong or 'right'}, {run.wall_ms / 1e3:.2f} s, {len(run.loops_ms)} loops of {loop_s:.1f} s,"
-        f" {turns} turns, {hits:.0%} of the tokens cached"
+        f" {turns} turns, {continued:.0f} in open sessions, {hits:.0%} of the tokens cached"
     )
 
 

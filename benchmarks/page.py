@@ -144,8 +144,13 @@ def pressure_figure() -> str:
 
 
 def agents_section(shape: str) -> str:
+    """The tables without pauses and with them, as far as there are such cells."""
     record = agents.read(shape)
-    return "\n\n".join((agents.about(record), agents.table(record, pauses=False), agents.sentence(record)))
+    parts = [agents.about(record), agents.table(record, pauses=False), agents.sentence(record)]
+    if pauses := agents.pauses(record):
+        least, most = pauses
+        parts += [f"With pauses of {least:g} to {most:g} s between turns:", agents.table(record, pauses=True)]
+    return "\n\n".join(parts)
 
 
 def peers_section(engine: str) -> str:

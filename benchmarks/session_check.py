@@ -18,12 +18,15 @@ vLLM runs with slipring's plugin, and serves the model of `many_agents.py` in th
   texts and counts must be equal.
 - **Leaving**: clients that leave at any moment, and sessions that are ended while they run. When all have
   left, vLLM must have no request, no session and no KV in use.
+- **Minutes**: both at once for ``--minutes``: chains whose tokens are checked, beside clients that leave.
 - **Preemption**: sessions that open at once and whose answers do not fit the KV cache together, so that vLLM
   takes running ones off and computes them again. Their tokens are checked as above.
 - **Restart**: chains over slipring whose vLLM is ended and started again by ``--restart-command`` between two
-  turns. Every chain must go on with its whole history.
-- **Decoding**: how long 60 tokens take, from the first to the last, in a session and in a whole request,
-  alone and beside other sessions that wait.
+  turns; half of the clients ask meanwhile. Every chain must go on with its whole history, and in sessions.
+- **Decoding**: how long 60 tokens take, from the first to the last, in a session and in a whole request in
+  turn: one stream alone, one beside other sessions that wait, and several at once.
+
+The program ends with 1 if it has found a fault.
 """
 
 import argparse
@@ -31,7 +34,6 @@ import asyncio
 import dataclasses
 import json
 import random
-import re
 import secrets
 import shutil
 import statistics
@@ -49,157 +51,27 @@ import aiohttp
 sys.path.insert(0, str(Path(__file__).with_name("peers")))
 
 from loops import user_item
+from plugin_client import DECODED, KINDS, STOPS, Times, Vllm
 from servers import Server, running_vllm, slipring_over
+from session_faults import faults
 
-from slipring.commands.bench.client.transports import SseParser
 from slipring.commands.bench.subject import machine
 
-PATH = "/slipring/sessions"
-PARTS = ("tokens", "settings", "decoding", "chains", "leaving", "preemption", "restart")
-STOPS = range(0, 150_000, 25)
-"""Ids that end an answer: one of 25 tokens, so that answers are short, and some empty."""
+PARTS = ("tokens", "settings", "decoding", "chains", "leaving", "minutes", "preemption", "restart")
 _WORDS = range(1_000, 140_000)
 _TOLERANCE = 0.35
 """How much less likely than the likeliest a token may be, as the difference of logarithms."""
-_IDLE_S = 20.0
-"""When a session ends by itself: one whose turn had ended before its client left."""
-Times = tuple[float, float]
-_GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
-
-
-class Vllm:
-    """A vLLM, asked with token ids."""
-
-    def __init__(self, http: aiohttp.ClientSession, server: Server) -> None:
-        self._http, self._url, self._model = http, server.url, server.model
-
-    async def turn(
-        self,
-        session: str,
-        held: int,
-        prompt: list[int],
-        limit: int,
-        *,
-        leave_after: int | None = None,
-        settings: dict[str, Any] | None = None,
-        logprobs: list[Any] | None = None,
-    ) -> tuple[list[int], str]:
-        """The ids of an answer, and why it ended. ``logprobs`` collects log probabilities."""
-        sampling = {"max_tokens": limit, "temperature": 0.0, "stop_token_ids": list(STOPS)}
-        body = {
-            **{"session": session, "held": held, "prompt": prompt, "idle_s": _IDLE_S, "model": self._model},
-            "sampling": {**sampling, **(settings or {})},
-        }
-        ids: list[int] = []
-        async with self._http.post(self._url + PATH, json=body) as answer:
-            if answer.status != 200:
-                return [], f"refused: {answer.status} {(await answer.text())[:200]}"
-            parser, reason = SseParser(), "no end"
-            async for chunk in answer.content.iter_any():
-                for data in parser.feed(chunk):
-                    event = json.loads(data)
-                    if "error" in event:
-                        return ids, f"error: {event['error']}"
-                    for choice in event.get("choices", ()):
-                        ids += choice["token_ids"]
-                        reason = choice["finish_reason"] or reason
-                        if logprobs is not None and choice["logprobs"]:
-                            logprobs += _merged(choice["logprobs"])
-                        if leave_after is not None and len(ids) >= leave_after:
-                            answer.close()
-                            return ids, choice["finish_reason"] or "left"
-        return ids, reason
-
-    async def end(self, session: str) -> None:
-        async with self._http.post(f"{self._url}{PATH}/{session}/end") as answer:
-            await answer.read()
-
-    async def losses(self, ids: list[int]) -> list[float | None]:
-        """For each of these ids but the first: how much less likely than the likeliest it is there."""
-        body = {
-            **{"model": self._model, "prompt": ids, "max_tokens": 1, "temperature": 0.0},
-            **{"prompt_logprobs": 1, "cache_salt": secrets.token_hex(8)},
-        }
-        async with self._http.post(f"{self._url}/completions", json=body) as answer:
-            listed = (await answer.json())["choices"][0]["prompt_logprobs"]
-        found: list[float | None] = []
-        for id, at in zip(ids, listed, strict=True):
-            ranked = {} if at is None else {int(key): each["logprob"] for key, each in at.items()}
-            found.append(max(ranked.values()) - ranked[id] if id in ranked else None)
-        return found[1:]
-
-    async def generate(
-        self, prompt: list[int], limit: int, settings: dict[str, Any] | None = None
-    ) -> tuple[list[int] | None, list[Any]]:
-        """The same answer from a whole prompt, which the prefix cache may serve: its ids and log
-        probabilities; None if it is refused."""
-        body = {
-            **{"model": self._model, "prompt": prompt, "max_tokens": limit, "temperature": 0.0},
-            **{"stop_token_ids": list(STOPS), "return_token_ids": True, **(settings or {})},
-        }
-        async with self._http.post(f"{self._url}/completions", json=body) as answer:
-            if answer.status == 400:
-                return None, []
-            choice = (await answer.json())["choices"][0]
-            found = choice["logprobs"]
-            return choice["token_ids"], [] if found is None else _merged(found)
-
-    async def timed(self, path: str, fields: dict[str, Any]) -> tuple[list[int], Times]:
-        """The ids of an answer of 60 tokens, and its times. Nothing but its length ends it."""
-        sampling: dict[str, Any] = {"max_tokens": 60, "temperature": 0.0}
-        if path == PATH:
-            body = {**fields, "sampling": {**sampling, "detokenize": False}}
-        else:
-            body = {
-                **{**fields, **sampling, "model": self._model, "ignore_eos": True},
-                **{"stream": True, "return_token_ids": True},
-            }
-        begun, first, ids, parser = time.perf_counter(), 0.0, list[int](), SseParser()
-        async with self._http.post(self._url + path, json=body) as answer:
-            async for chunk in answer.content.iter_any():
-                for data in parser.feed(chunk):
-                    event = json.loads(data)
-                    for choice in event.get("choices", ()):
-                        ids += choice.get("token_ids") or ()
-                        first = first or time.perf_counter()
-                        last = time.perf_counter()
-        return ids, ((first - begun) * 1e3, (last - first) * 1e3)
-
-    async def forget(self) -> bool:
-        """Empty the prefix cache. Returns whether vLLM does so: only with ``VLLM_SERVER_DEV_MODE=1``."""
-        address = f"{self._url.removesuffix('/v1')}/reset_prefix_cache"
-        async with self._http.post(address, headers={"Connection": "close"}) as answer:
-            return answer.status == 200
-
-    async def most_session_tokens(self) -> int:
-        async with self._http.get(self._url + PATH) as answer:
-            most: int = (await answer.json())["most_tokens"]
-            return most
-
-    async def state(self) -> dict[str, float]:
-        """What vLLM holds at the moment."""
-        async with self._http.get(f"{self._url.removesuffix('/v1')}/metrics") as answer:
-            text = await answer.text()
-        found = {}
-        for name in (*_GAUGES, "num_preemptions_total"):
-            values = re.findall(rf"^vllm:{name}{{[^}}]*}} (\S+)$", text, re.M)
-            found[name] = sum(map(float, values))
-        async with self._http.get(self._url + PATH) as answer:
-            status = await answer.json()
-        return {**found, "sessions": status["sessions"], "session_tokens": status["tokens"]}
-
-    async def settled(self) -> dict[str, float]:
-        """The state when nothing is in use any more, or after half a minute."""
-        deadline = time.monotonic() + 30
-        while True:
-            state = await self.state()
-            if not any(state[name] for name in (*_GAUGES, "sessions")) or time.monotonic() > deadline:
-                return state
-            await asyncio.sleep(0.5)
+_RETRIES_S = 400.0
+"""How long clients ask again while vLLM is started."""
 
 
 async def check_tokens(vllm: Vllm, agents: int, turns: int, seed: int) -> dict[str, Any]:
     """Chains at the plugin, all at once."""
+    found, wrong = await read_tokens(vllm, agents, turns, seed)
+    return {**found, "wrong": wrong, "after": await vllm.settled()}
+
+
+async def read_tokens(vllm: Vllm, agents: int, turns: int, seed: int) -> tuple[Counter[str], list[str]]:
     found: Counter[str] = Counter()
     wrong: list[str] = []
 
@@ -216,11 +88,16 @@ async def check_tokens(vllm: Vllm, agents: int, turns: int, seed: int) -> dict[s
             held = len(context) - len(missing)
             context += new
             ids, reason = await vllm.turn(session, held, missing + new, limit)
+            if reason.startswith("refused: 400"):
+                context = context[: len(context) - len(new)]
+                found.update({"no room": 1})
+                break
             if reason not in ("stop", "length") or not ids or len(ids) > limit:
                 wrong.append(f"{reason}: {len(ids)} of {limit} tokens")
                 break
             is_empty = reason == "stop" and len(ids) == 1
             found.update(turns=1, stopped=reason == "stop", empty=is_empty, warmups=is_warmup)
+            found.update({"in an open session": held > 0})
             if any(id in STOPS for id in ids[:-1]) or (reason == "stop") != (ids[-1] in STOPS):
                 wrong.append(f"{reason} after {ids[-3:]}")
             if is_warmup:
@@ -231,29 +108,41 @@ async def check_tokens(vllm: Vllm, agents: int, turns: int, seed: int) -> dict[s
             context += ids
             missing = ids[-1:]
         await vllm.end(session)
-        losses = [0.0, *(await vllm.losses(context))]
-        emitted = [losses[at] for at in emitted_at]
-        unlikely = sum(loss is not None and loss > _TOLERANCE for loss in emitted)
-        found.update(tokens=len(emitted), unknown=emitted.count(None), unlikely=unlikely)
-        found.update(likeliest=emitted.count(0.0))
+        found.update(await likely(vllm, context, emitted_at))
         for prompt, limit, ids in dice.sample(prompts, min(2, len(prompts))):
-            cached, _ = await vllm.generate(prompt, limit)
-            fresh, again = [
-                (await vllm.generate(prompt, limit, {"cache_salt": secrets.token_hex(8)}))[0]
-                for _ in range(2)
-            ]
-            found.update(
-                {
-                    "answers": 1,
-                    "session = cached": ids == cached,
-                    "session = fresh": ids == fresh,
-                    "cached = fresh": cached == fresh,
-                    "fresh = fresh again": fresh == again,
-                }
-            )
+            found.update(await asked_again(vllm, prompt, limit, ids))
 
     await asyncio.gather(*map(chain, range(agents)))
-    return {**found, "wrong": wrong, "after": await vllm.settled()}
+    return found, wrong
+
+
+async def asked_again(vllm: Vllm, prompt: list[int], limit: int, ids: list[int]) -> dict[str, int]:
+    """Compare an answer in a session with whole requests, and these with each other."""
+    cached, _ = await vllm.generate(prompt, limit)
+    fresh, again = [
+        (await vllm.generate(prompt, limit, {"cache_salt": secrets.token_hex(8)}))[0] for _ in range(2)
+    ]
+    return {
+        "answers": 1,
+        "session = cached": ids == cached,
+        "session = fresh": ids == fresh,
+        "cached = fresh": cached == fresh,
+        "fresh = fresh again": fresh == again,
+    }
+
+
+async def likely(vllm: Vllm, context: list[int], emitted_at: list[int]) -> dict[str, int]:
+    """How likely the tokens are that were emitted at these places of a context, when it is computed anew."""
+    if not emitted_at:
+        return {}
+    losses = [0.0, *(await vllm.losses(context))]
+    emitted = [losses[at] for at in emitted_at]
+    return {
+        "tokens": len(emitted),
+        "unknown": emitted.count(None),
+        "unlikely": sum(loss is not None and loss > _TOLERANCE for loss in emitted),
+        "likeliest": emitted.count(0.0),
+    }
 
 
 _SCHEMA = {
@@ -278,14 +167,6 @@ SETTINGS: dict[str, Callable[[random.Random], dict[str, Any]]] = {
     "penalties": lambda dice: {"presence_penalty": 1.5, "frequency_penalty": 0.5, "repetition_penalty": 1.2},
     "not a grammar": lambda dice: {"structured_outputs": {"grammar": "root ::= ("}},
 }
-
-
-def _merged(logprobs: dict[str, Any]) -> list[Any]:
-    """Log probabilities as pairs of the chosen token's and the sorted others."""
-    return [
-        [round(chosen, 2), sorted(round(each, 2) for each in top.values())]
-        for chosen, top in zip(logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True)
-    ]
 
 
 async def check_settings(vllm: Vllm, agents: int, turns: int, seed: int) -> dict[str, Any]:
@@ -396,6 +277,7 @@ async def check_chains(
     told: dict[str, list[list[Any]]] = {}
     took: dict[str, float] = {}
     is_forgotten = True
+    before: dict[str, float] = {}
     for name, server in {"off": servers["off"], "off again": servers["off"], "on": servers["on"]}.items():
 
         async def talk(number: int, server: Server = server) -> list[Any]:
@@ -407,14 +289,17 @@ async def check_chains(
                 return await conversation(Agent(ws, server.model), number, turns, seed)
 
         is_forgotten = await vllm.forget() and is_forgotten
+        before = await vllm.state()
         begun = time.monotonic()
         told[name] = await asyncio.gather(*map(talk, range(agents)))
         took[name] = round(time.monotonic() - begun, 1)
     kinds = [answer[0] for chain in told["on"] for answer in chain]
+    after = await vllm.state()
     return {
         "control: twice without sessions": compared(told["off"], told["off again"]),
         "with sessions against without": compared(told["off"], told["on"]),
         "kinds": {kind: kinds.count(kind) for kind in sorted(set(kinds))},
+        "sessions": {name: after[name] - before[name] for name in ("opened", "continued")},
         "seconds": took,
         "cache emptied before each": is_forgotten,
     }
@@ -471,11 +356,7 @@ async def check_preemption(vllm: Vllm, agents: int, seed: int) -> dict[str, Any]
             context += new[1:]
             found.update(turns=1)
         await vllm.end(session)
-        losses = [0.0, *(await vllm.losses(context))]
-        emitted = [losses[at] for at in emitted_at]
-        unlikely = sum(loss is not None and loss > _TOLERANCE for loss in emitted)
-        found.update(tokens=len(emitted), unknown=emitted.count(None), unlikely=unlikely)
-        found.update(likeliest=emitted.count(0.0))
+        found.update(await likely(vllm, context, emitted_at))
 
     await asyncio.gather(*map(chain, range(agents)))
     after = await vllm.settled()
@@ -483,75 +364,126 @@ async def check_preemption(vllm: Vllm, agents: int, seed: int) -> dict[str, Any]
     return {**found, "preemptions": preempted, "wrong": wrong, "after": after}
 
 
-async def check_restart(server: Server, agents: int, turns: int, command: str, seed: int) -> dict[str, Any]:
-    """Half of the turns before the engine is started again, half of them after it."""
-    found: Counter[str] = Counter()
-    wrong: list[str] = []
-    restarted = asyncio.Event()
-    arrived = asyncio.Semaphore(0)
+class Restart:
+    """Clients before, during and after a restart of the engine. Every other client waits until turns are
+    answered again; the others ask while the engine ends, is away and starts. Their responses are stored: a
+    turn that fails ends a chain whose responses are not."""
 
-    async def talk(number: int) -> None:
-        dice = random.Random(f"{seed} restart {number}")
+    def __init__(self, server: Server, turns: int, seed: int) -> None:
+        self._server, self._turns, self._seed = server, turns, seed
+        self.found: Counter[str] = Counter()
+        self.wrong: list[str] = []
+        self.arrived = asyncio.Semaphore(0)
+        """Released by each client after half of its turns."""
+        self.is_restarted = False
+        self._answered = asyncio.Event()
+
+    async def talk(self, number: int) -> None:
+        dice, waits = random.Random(f"{self._seed} restart {number}"), bool(number % 2)
         async with (
             aiohttp.ClientSession() as http,
-            http.ws_connect(f"{server.url}/responses", max_msg_size=0) as ws,
+            http.ws_connect(f"{self._server.url}/responses", max_msg_size=0) as ws,
         ):
-            agent, after, known = Agent(ws, server.model), None, 0
-            for turn in range(turns):
-                if turn == turns // 2:
-                    arrived.release()
-                    await restarted.wait()
-                for _ in range(60):
-                    answer = await agent.ask(_numbers(dice), after, 20)
-                    if answer["id"] is not None:
-                        break
-                    found.update(refused=1)
-                    await asyncio.sleep(1.0)  # the client tries again, as it would with any server
-                else:
-                    wrong.append(f"no answer: {answer}")
-                    return
-                usage = answer["usage"]
+            agent, after, known = Agent(ws, self._server.model), None, 0
+            for turn in range(self._turns):
+                if turn == self._turns // 2:
+                    self.arrived.release()
+                    if waits:
+                        await self._wait(ws)
+                usage, after = await self._asked(agent, _numbers(dice), after, store=not waits)
                 if usage["input_tokens"] <= known:
-                    wrong.append(f"history was lost: {usage['input_tokens']} tokens after {known}")
+                    self.wrong.append(f"history was lost: {usage['input_tokens']} tokens after {known}")
                 known = usage["input_tokens"] + usage["output_tokens"]
-                after = answer["id"]
-                found.update(turns=1)
+                if after is None:
+                    return
+                self.found.update(turns=1)
+                if self.is_restarted:
+                    self._answered.set()
 
-    talking = asyncio.ensure_future(asyncio.gather(*map(talk, range(agents))))
+    async def _wait(self, ws: aiohttp.ClientWebSocketResponse) -> None:
+        """Wait until turns are answered again; read meanwhile, which answers pings."""
+        reading = asyncio.ensure_future(ws.receive())
+        await self._answered.wait()
+        reading.cancel()
+        await asyncio.wait([reading])
+
+    async def _asked(self, agent: Agent, said: str, after: str | None, *, store: bool) -> tuple[Any, Any]:
+        """Ask until there is an answer, as a client does with any server; its usage and its id."""
+        begun = time.monotonic()
+        while (answer := await agent.ask(said, after, 20, store=store))["id"] is None:
+            self.found.update(failed=1)
+            if time.monotonic() > begun + _RETRIES_S:
+                self.wrong.append(f"no answer: {answer}")
+                return {"input_tokens": 10**9, "output_tokens": 0}, None
+            await asyncio.sleep(1.0)
+        return answer["usage"], answer["id"]
+
+
+async def check_restart(
+    vllm: Vllm, server: Server, agents: int, turns: int, command: str, seed: int
+) -> dict[str, Any]:
+    """Half of the turns before the engine is started again, half of them after it."""
+    restart = Restart(server, turns, seed)
+    before = await vllm.state()
+    talking = asyncio.ensure_future(asyncio.gather(*map(restart.talk, range(agents))))
     for _ in range(agents):
-        await arrived.acquire()
+        await restart.arrived.acquire()
+    at_restart = await vllm.state()
     process = await asyncio.create_subprocess_shell(command)
-    found.update(restarts=await process.wait() == 0)
-    restarted.set()
+    restart.found.update(restarts=await process.wait() == 0)
+    restart.is_restarted = True
     await talking
-    return {**found, "wrong": wrong}
+    after = await vllm.state()
+    return {
+        **restart.found,
+        "continued before": at_restart["continued"] - before["continued"],
+        "continued after": after["continued"],
+        "wrong": restart.wrong,
+    }
 
 
-async def time_decoding(vllm: Vllm, waiting: int, rounds: int, seed: int) -> dict[str, Any]:
-    """In ms, medians: from the request to the first token, and from the first to the last."""
+async def time_decoding(
+    vllm: Vllm, at_once: int, waiting: int, rounds: int, context: int, seed: int
+) -> dict[str, Any]:
+    """Answers to the same contexts in sessions and by whole requests, in turn. So many streams at once,
+    beside sessions that wait. Times are in ms, as medians and quartiles of all streams and rounds."""
     dice, names = random.Random(f"{seed} decoding"), [secrets.token_hex(8) for _ in range(waiting)]
     for name in names:
         await vllm.turn(name, 0, dice.choices(_WORDS, k=200), 1)
-    found: dict[str, list[Times]] = {"whole": [], "session": []}
-    session, held, missing = secrets.token_hex(8), 0, list[int]()
-    context = dice.choices(_WORDS, k=4_000)
-    new = list(context)
-    for _ in range(rounds):
-        ids, times = await vllm.timed(f"{PATH}", {"session": session, "held": held, "prompt": missing + new})
-        found["session"].append(times)
-        held, missing = len(context) + len(ids) - 1, ids[-1:]
-        _, times = await vllm.timed("/completions", {"prompt": context})
-        found["whole"].append(times)
-        new = dice.choices(_WORDS, k=200)
-        context += ids + new
-    for name in (*names, session):
+    found: dict[str, list[Times]] = {kind: [] for kind in KINDS}
+    sessions = [secrets.token_hex(8) for _ in range(at_once)]
+    contexts = [dice.choices(_WORDS, k=context) for _ in sessions]
+    held, answers = 0, list[list[int]]()
+    for number in range(rounds):
+        # Each kind is as often the first of a round, which reads the new ids.
+        for kind in (KINDS * 2)[number % len(KINDS) :][: len(KINDS)]:
+            in_session = [context[held:] for context in contexts] if kind == "session" else contexts
+            timed = await asyncio.gather(
+                *(
+                    vllm.timed(kind, prompt, {"session": session, "held": held})
+                    for session, prompt in zip(sessions, in_session, strict=True)
+                )
+            )
+            if number:
+                found[kind] += [times for _, times in timed]
+            if kind == "session":
+                answers = [ids for ids, _ in timed]
+        held = len(contexts[0]) + DECODED - 1
+        contexts = [
+            [*context, *ids, *dice.choices(_WORDS, k=200)]
+            for context, ids in zip(contexts, answers, strict=True)
+        ]
+    for name in (*names, *sessions):
         await vllm.end(name)
+    return {kind: _quartiles(times) for kind, times in found.items()}
+
+
+def _quartiles(times: list[Times]) -> dict[str, list[float]]:
+    first, decoding = zip(*times, strict=True)
+    rates = [(DECODED - 1) / ms * 1e3 for ms in decoding]
     return {
-        kind: {
-            "first_ms": round(statistics.median(first for first, _ in times[1:]), 2),
-            "decoding_ms": round(statistics.median(decoding for _, decoding in times[1:]), 2),
-        }
-        for kind, times in found.items()
+        name: [round(each, 1) for each in statistics.quantiles(values, n=4)]
+        for name, values in (("first_ms", first), ("decoding_ms", decoding), ("tokens_per_s", rates))
     }
 
 
@@ -602,6 +534,31 @@ async def check_leaving(vllm: Vllm, server: Server, agents: int, turns: int, see
     return left
 
 
+async def check_minutes(
+    vllm: Vllm, server: Server, agents: int, turns: int, seconds: float, seed: int
+) -> dict[str, Any]:
+    """Half of the agents as in ``check_tokens``, half of them as in ``check_leaving``, again and again."""
+    found: Counter[str] = Counter()
+    wrong: list[str] = []
+    begun = time.monotonic()
+
+    async def read() -> None:
+        while time.monotonic() < begun + seconds:
+            found.update(rounds=1)
+            counted, faulty = await read_tokens(vllm, agents // 2, turns, seed + found["rounds"])
+            found.update(counted)
+            wrong.extend(faulty)
+
+    async def leave() -> None:
+        while time.monotonic() < begun + seconds:
+            found.update({"rounds of leaving": 1})
+            left = await check_leaving(vllm, server, agents // 2, 4, seed - found["rounds of leaving"])
+            found.update({f"left: {name}": count for name, count in left.items()})
+
+    await asyncio.gather(read(), leave())
+    return {**found, "seconds": round(time.monotonic() - begun), "wrong": wrong}
+
+
 def _numbers(dice: random.Random) -> str:
     return " ".join(str(dice.randrange(10_000)) for _ in range(100))
 
@@ -636,8 +593,10 @@ async def check(given: argparse.Namespace, report: Callable[[str, Any], None]) -
                 report("settings", await check_settings(vllm, given.agents, given.turns, given.seed))
             if "preemption" in given.parts:
                 report("preemption", await check_preemption(vllm, given.agents, given.seed))
-            for waiting in (0, given.waiting) if "decoding" in given.parts else ():
-                report(f"decoding, {waiting} waiting", await time_decoding(vllm, waiting, 12, given.seed))
+            decoded = ((1, 0), (1, given.waiting), (given.streams, 0)) if "decoding" in given.parts else ()
+            for streams, waiting in decoded:
+                times = await time_decoding(vllm, streams, waiting, 13, given.context, given.seed)
+                report(f"decoding, {streams} at once, {waiting} waiting", times)
             ending = dataclasses.replace(engine, files=with_stops(given.model, Path(directory)))
             named = f",model={given.name}" if given.name else ""
             servers = {
@@ -647,8 +606,11 @@ async def check(given: argparse.Namespace, report: Callable[[str, Any], None]) -
             parts: dict[str, Callable[[], Awaitable[Any]]] = {
                 "chains": lambda: check_chains(vllm, servers, given.agents, given.turns, given.seed),
                 "leaving": lambda: check_leaving(vllm, servers["on"], given.agents, 4, given.seed),
+                "minutes": lambda: check_minutes(
+                    vllm, servers["on"], given.agents, given.turns, given.minutes * 60, given.seed
+                ),
                 "restart": lambda: check_restart(
-                    servers["on"], given.agents, given.turns, given.restart_command, given.seed
+                    vllm, servers["on"], given.agents, given.turns, given.restart_command, given.seed
                 ),
             }
             for name, part in parts.items():
@@ -667,9 +629,12 @@ def main() -> int:
     parser.add_argument("--agents", type=int, default=64)
     parser.add_argument("--turns", type=int, default=8)
     parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS[:-2])
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS[:-3])
     parser.add_argument("--restart-command", default="", help="ends vLLM, and starts it at the same address")
     parser.add_argument("--waiting", type=int, default=30, help="sessions that wait while decoding is timed")
+    parser.add_argument("--streams", type=int, default=16, help="streams at once while decoding is timed")
+    parser.add_argument("--context", type=int, default=4_000, help="their tokens at the beginning")
+    parser.add_argument("--minutes", type=float, default=3.0, help="how long the part `minutes` lasts")
     parser.add_argument("--most-s", type=float, default=300.0)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
@@ -682,7 +647,9 @@ def main() -> int:
             given.out.write_text(json.dumps(record, indent=1) + "\n")
 
     asyncio.run(check(given, report))
-    return 0
+    found = faults(record)
+    report("faults", found)
+    return 1 if found else 0
 
 
 if __name__ == "__main__":

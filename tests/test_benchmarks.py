@@ -5,6 +5,7 @@ import re
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -50,3 +51,61 @@ def test_every_record_that_a_page_names_is_kept() -> None:
     for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
         for name in re.findall(r"benchmarks/results/([\w/.-]+\.json)", page.read_text()):
             assert (ROOT / "benchmarks" / "results" / name).exists(), f"{page.name}: {name}"
+
+
+_RIGHT: dict[str, Any] = {
+    "turns": 8,
+    "tokens": {"tokens": 100, "unlikely": 1, "wrong": [], "answers": 4, "cached = fresh": 4}
+    | {"fresh = fresh again": 4, "after": {"sessions": 0}},
+    "settings": {"wrong": []},
+    "chains": {
+        "control: twice without sessions": {"differing": 0, "failed": 0},
+        "with sessions against without": {"differing": 0, "failed": 0},
+        "sessions": {"opened": 3, "continued": 9},
+    },
+    "after leaving": {"sessions": 0, "num_requests_waiting": 0.0, "kv_cache_usage_perc": 0.0},
+    "preemption": {"preemptions": 3.0, "tokens": 0, "wrong": []},
+    "restart": {"restarts": 1, "continued after": 4, "wrong": []},
+}
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "fault"),
+    [
+        ("tokens", {"unlikely": 3}, "tokens: 3 of 100 tokens are unlikely"),
+        ("tokens", {"wrong": ["no end"]}, "tokens: no end"),
+        ("tokens", {"after": {"sessions": 2}}, "tokens: sessions is 2"),
+        ("settings", {"wrong": [["seed", 2]]}, "settings: ['seed', 2]"),
+        (
+            "chains",
+            {"with sessions against without": {"differing": 2, "failed": 0}},
+            "chains: 2 answers differ with sessions, none without",
+        ),
+        (
+            "chains",
+            {"with sessions against without": {"differing": 0, "failed": 1}},
+            "chains: 1 answers have failed",
+        ),
+        ("chains", {"sessions": {"opened": 3, "continued": 0}}, "chains: no turn went on in a session"),
+        ("after leaving", {"num_requests_waiting": 3.0}, "after leaving: num_requests_waiting is 3.0"),
+        ("preemption", {"preemptions": 0.0}, "preemption: vLLM has preempted nothing"),
+        ("restart", {"restarts": 0}, "restart: the command has failed"),
+        ("restart", {"continued after": 0}, "restart: no turn went on in a session afterwards"),
+    ],
+)
+def test_what_a_check_of_sessions_calls_a_fault(
+    monkeypatch: pytest.MonkeyPatch, part: str, change: dict[str, Any], fault: str
+) -> None:
+    monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks"), *sys.path])
+    checked = importlib.import_module("session_faults")
+    assert checked.faults(_RIGHT) == []
+    assert checked.faults({**_RIGHT, part: {**_RIGHT[part], **change}}) == [fault]
+
+
+def test_settings_are_compared_where_whole_requests_are_answered_alike(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks"), *sys.path])
+    checked = importlib.import_module("session_faults")
+    tokens = {**_RIGHT["tokens"], "cached = fresh": 3}
+    assert checked.faults({**_RIGHT, "tokens": tokens, "settings": {"wrong": [["seed", 2]]}}) == []

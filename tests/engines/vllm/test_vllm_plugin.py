@@ -290,12 +290,28 @@ async def test_there_are_as_many_sessions_as_half_of_the_requests(vllm: Vllm) ->
     engine |= {"kv_tokens": 1600, "most_requests": 4, "longest_request": 1000}
     limits = {"most_sessions": 2, "most_tokens": 600, "refused": "", "whole": "", "takes_seeds": True}
     limits["engine"] = engine
-    assert (await vllm.get(PATH)).json() == {**limits, "sessions": 0, "tokens": 0}
+    assert (await vllm.get(PATH)).json() == {
+        **limits,
+        **{"sessions": 0, "tokens": 0, "opened": 0, "continued": 0},
+    }
     statuses = [(await vllm.post(PATH, turn(session=name))).status for name in "abc"]
     assert statuses == [200, 200, 400]
-    assert (await vllm.get(PATH)).json() == {**limits, "sessions": 2, "tokens": 8}
+    assert (await vllm.get(PATH)).json() == {
+        **limits,
+        **{"sessions": 2, "tokens": 8, "opened": 2, "continued": 0},
+    }
     await vllm.post(f"{PATH}/a/end")
     assert (await vllm.post(PATH, turn(session="c"))).status == 200
+
+
+async def test_sessions_and_their_turns_are_counted(vllm: Vllm) -> None:
+    assert (await vllm.post(PATH, turn())).status == 200
+    assert (await vllm.post(PATH, turn(held=4))).status == 200
+    assert (await vllm.post(PATH, turn(held=5))).status == 404
+    assert (await vllm.post(PATH, turn(held=8))).status == 200
+    await vllm.post(f"{PATH}/s/end")
+    told = (await vllm.get(PATH)).json()
+    assert (told["sessions"], told["opened"], told["continued"]) == (0, 1, 2)
 
 
 async def test_sessions_hold_no_more_than_their_part_of_the_cache(vllm: Vllm) -> None:

@@ -389,3 +389,18 @@ async def test_a_session_has_the_priority_of_a_loop_that_runs() -> None:
         async with server.connect() as socket:
             await turns(socket, "one", "two")
         assert [request["priority"] for request in fake.requests] == [1, 0]
+
+
+@pytest.mark.parametrize("options", [{}, {"kv_tokens": 4000}], ids=["unscheduled", "scheduled"])
+@pytest.mark.parametrize("tools", [[], [LENIENT]], ids=["one context", "a rewritten one"])
+async def test_a_client_that_leaves_leaves_no_session(options: dict[str, Any], tools: list[Any]) -> None:
+    """Although its histories would still be recognised. Other tools begin another session, and the one before
+    goes with the chain, too."""
+    async with running(**options) as (fake, server):
+        async with server.connect() as socket:
+            *_, last = await turns(socket, "one", "two", "three")
+            await turns(socket, "four", "five", after=last["id"], tools=tools)
+            assert len(fake.opened) == (2 if tools else 1)
+            assert fake.requests[2]["held"]
+        assert {await fake.closed.get() for _ in fake.opened} == set(fake.opened)
+        assert len(fake.sessions) == 0

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Awaitable, Callable
 
 from slipring.base.errors import ApiError
+from slipring.core.generation import Job
 from slipring.engines.remote.http_failures import HttpFailure
 from slipring.prompts.rendering import Rendered
 
@@ -13,6 +14,19 @@ log = logging.getLogger("slipring")
 
 _CLOSING_S = 2.0
 """How long ``close`` waits until all ends have been reported."""
+
+
+def gone_at_end(job: Job, position: Rendered) -> object:
+    """What is gone when the loop of a job has ended, whose answer leads to ``position``.
+
+    A chain that is not stored is continued by ids while its connection has it, or while it is kept for a
+    client that was cut off: as long as the state is there that the job has continued. The others may be
+    continued by their history, too, as long as the position is known.
+    """
+    parent = job.parent
+    if parent is None or job.recognised or parent.response.store:
+        return position.body
+    return parent
 
 
 class ChainEnds:

@@ -12,6 +12,7 @@ from slipring.engines.constraints.answer_constraint import Constraint
 from slipring.engines.options import option
 from slipring.engines.remote.admission_and_retries import GatewayFailed, RequestFailed, Retryable
 from slipring.engines.remote.upstream import affinity_key
+from slipring.engines.tokens.chain_ends import gone_at_end
 from slipring.engines.tokens.job_rendering import position_of
 from slipring.engines.tokens.sessions import Addressed, Lease, Protocol, Sessions
 from slipring.engines.tokens.token_answer import TokenAnswer, TokenReader
@@ -255,7 +256,9 @@ class _SessionExchange(JobExchange):
         if self._lease is None or closing_ids is None:
             return
         if isinstance(finished, Finished) and isinstance(position := finished.position, Rendered):
-            self._lease.keep(position, closing_ids, has_answer=self._job.generate)
+            self._lease.keep(
+                position, closing_ids, gone_at_end(self._job, position), has_answer=self._job.generate
+            )
 
     def close(self) -> None:
         if self._lease is not None:

@@ -4,9 +4,9 @@ The server holds the context of a session as ids and KV, and appends what a requ
 emits: all of it, or all but the last id, which was never computed. Whatever it holds is known here exactly;
 nothing is appended to a session whose context is not a prefix of the prompt, token for token.
 
-A session belongs to the newest position of its chain. It is closed when that position is dropped (the chain
-has ended, or its state was evicted), when an answer does not end regularly, when it has been idle for too
-long, or to make room for another.
+A session belongs to the newest position of its chain. It is closed when the chain has ended (its client has
+left, or its state was evicted), even if the position is still known, because histories are recognised by it;
+when an answer does not end regularly; when it has been idle for too long; or to make room for another.
 """
 
 import asyncio
@@ -71,7 +71,7 @@ class Session:
     """A session at the server, and the context that the server holds in it."""
 
     __slots__ = (
-        *("body", "id", "is_busy", "later_ids", "loop", "missing_ids"),
+        *("body", "end", "id", "is_busy", "later_ids", "loop", "missing_ids"),
         *("reading", "route", "since", "tenant", "tokens", "used_at"),
     )
 
@@ -90,6 +90,8 @@ class Session:
         """The length of the context that its latest turn has continued."""
         self.body: weakref.ref[Body] | None = None
         """Of the position that the session belongs to; None while a turn runs."""
+        self.end: weakref.ref[object] | None = None
+        """Of what is gone when the chain of that position has ended."""
         self.later_ids: list[int] = []
         """What the server holds after that position: the id that ended the answer, and what it has read
         ahead."""
@@ -109,11 +111,14 @@ class Lease:
         self._is_kept = False
         self.addressed = addressed
 
-    def keep(self, position: Rendered, closing_ids: list[int], *, has_answer: bool) -> None:
+    def keep(
+        self, position: Rendered, closing_ids: list[int], ends_with: object, *, has_answer: bool
+    ) -> None:
         """Bind the session to the position where the turn has ended, after which the server has emitted
-        ``closing_ids``. ``has_answer``: what the server emitted belongs to the chain; a warmup has none."""
+        ``closing_ids``. ``ends_with``: is gone when the chain has ended. ``has_answer``: what the server
+        emitted belongs to the chain; a warmup has none."""
         self._is_kept = True
-        self._sessions._release(self._session, position, closing_ids, has_answer=has_answer)
+        self._sessions._release(self._session, position, closing_ids, ends_with, has_answer=has_answer)
 
     def close(self) -> None:
         if not self._is_kept:
@@ -359,7 +364,13 @@ class Sessions:
         return True
 
     def _release(
-        self, session: Session, position: Rendered, closing_ids: list[int], *, has_answer: bool
+        self,
+        session: Session,
+        position: Rendered,
+        closing_ids: list[int],
+        ends_with: object,
+        *,
+        has_answer: bool,
     ) -> None:
         """End a turn: its session belongs to the position now."""
         self._discard_if_refused(session)
@@ -374,11 +385,13 @@ class Sessions:
         session.tokens = position.total + len(session.later_ids) - len(session.missing_ids)
         key = id(body)
         session.body = weakref.ref(body, lambda _: self._dropped(key, session))
+        # The position may be known for longer than its chain goes on: histories are recognised by it.
+        session.end = weakref.ref(ends_with, lambda _: self._dropped(key, session))
         self._by_body[key] = session
         self._fit(0, self._replica_of(session.route))
 
     def _dropped(self, key: int, session: Session) -> None:
-        """A position is gone, in whichever thread its last reference was."""
+        """A position is gone, or its chain has ended, in whichever thread the last reference was."""
         if self._by_body.get(key) is session:
             del self._by_body[key]
             try:

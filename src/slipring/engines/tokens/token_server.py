@@ -47,7 +47,7 @@ from slipring.engines.remote.upstream import (
 from slipring.engines.remote.upstream_errors import refusal
 from slipring.engines.scheduling.loop_schedule import Need, Rules
 from slipring.engines.scheduling.replica_schedules import ReplicaSchedules
-from slipring.engines.tokens.chain_ends import ChainEnds
+from slipring.engines.tokens.chain_ends import ChainEnds, gone_at_end
 from slipring.engines.tokens.job_rendering import accepted, count, foresee, position_of, prefetch, render
 from slipring.engines.tokens.model_files import ModelInfo
 from slipring.engines.tokens.sampling import Sampling
@@ -344,7 +344,7 @@ class TokenServer(RemoteEngine):
         if self.schedule is not None and self._loop_ends is not None and ticket.scheduled is not None:
             if (former := ticket.scheduled.loop.former) != job.response_id:
                 self._loop_ends.forget(former)
-            self._loop_ends.watch_only(job.response_id, _gone_at_end(job, position))
+            self._loop_ends.watch_only(job.response_id, gone_at_end(job, position))
             ticket.outcome = position.total, (_COMPACTION,) if job.is_summary else answer.called
             prefilled = finished.input_tokens - finished.cached_tokens
             self.schedule.measured(ticket.scheduled, prefilled, ticket.begun_at - ticket.sent_at)
@@ -489,19 +489,6 @@ class TokenServer(RemoteEngine):
         await self._upstream.stream(request.path, request.pieces, request.headers, reader, answered=answered)
         if not reader.answer.has_ended:
             raise Unended
-
-
-def _gone_at_end(job: Job, position: Rendered) -> object:
-    """What is gone when the loop of a job has ended, whose answer leads to ``position``.
-
-    A chain that is not stored is continued by ids while its connection has it, or while it is kept for a
-    client that was cut off: as long as the state is there that the job has continued. The others may be
-    continued by their history, too, as long as the position is known.
-    """
-    parent = job.parent
-    if parent is None or job.recognised or parent.response.store:
-        return position.body
-    return parent
 
 
 class _WholeAnswer:

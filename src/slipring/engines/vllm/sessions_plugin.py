@@ -131,6 +131,10 @@ class Sessions:
         from the iterator."""
         self.limits = limits
         self._generate = generate
+        self.opened = 0
+        """How many sessions were opened since the start."""
+        self.continued = 0
+        """How many turns went on in a session that was open."""
         self._open: dict[str, Session] = {}
         self._ending: set[asyncio.Task[None]] = set()
 
@@ -163,6 +167,9 @@ class Sessions:
         made = make_input(turn)
         if session is None:
             session = self._opened(turn)
+            self.opened += 1
+        else:
+            self.continued += 1
         session.is_busy = True
         session.turns += 1
         session.held += len(turn.prompt)
@@ -379,6 +386,8 @@ class SessionsPlugin:
                 "most_tokens": limits.tokens,
                 "sessions": len(sessions),
                 "tokens": sessions.held_tokens,
+                "opened": sessions.opened,
+                "continued": sessions.continued,
                 "refused": limits.refused,
                 "whole": limits.whole,
                 "takes_seeds": limits.takes_seeds,

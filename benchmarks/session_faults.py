@@ -1,0 +1,62 @@
+"""What a record of ``session_check.py`` says against sessions."""
+
+from typing import Any
+
+_GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "sessions")
+_UNLIKELY = 0.02
+"""Which part of the tokens may be less likely than the likeliest by more than bfloat16 explains. One lost or
+doubled token makes most of those after it unlikely."""
+_STATES = ("after chains", "after leaving", "after minutes", "at the end")
+"""When nothing may be held. After a restart stored chains are, which may go on."""
+_CONTROL, _COMPARED = "control: twice without sessions", "with sessions against without"
+
+
+def faults(record: dict[str, Any]) -> list[str]:
+    """Each in a line; none if sessions were right and nothing was left behind. Where whole requests differ
+    among themselves, so may turns with settings."""
+    found = []
+    is_exact = all(_is_exact(record[part]) for part in ("tokens", "tokens alone") if part in record)
+    for part, told in record.items():
+        if not isinstance(told, dict):
+            continue
+        if is_exact or not part.startswith("settings"):
+            found += [f"{part}: {fault}" for fault in _wrong(told)]
+        state = told if part in _STATES else told.get("after", {})
+        found += [f"{part}: {name} is {state[name]}" for name in _GAUGES if state.get(name)]
+        if _COMPARED in told:
+            found += [f"{part}: {fault}" for fault in _unequal(told)]
+    preemption, restart = record.get("preemption"), record.get("restart")
+    if preemption and not preemption["preemptions"]:
+        found.append("preemption: vLLM has preempted nothing")
+    if restart and not restart.get("restarts"):
+        found.append("restart: the command has failed")
+    if restart and not restart["continued after"]:
+        found.append("restart: no turn went on in a session afterwards")
+    return found
+
+
+def _is_exact(tokens: dict[str, Any]) -> bool:
+    """Whether whole requests are answered alike with the cache, without it, and again."""
+    return all(
+        tokens.get(name) == tokens.get("answers") for name in ("cached = fresh", "fresh = fresh again")
+    )
+
+
+def _wrong(told: dict[str, Any]) -> list[str]:
+    found = [str(each)[:200] for each in told.get("wrong", ())]
+    if told.get("unlikely", 0) > _UNLIKELY * told.get("tokens", 0):
+        found.append(f"{told['unlikely']} of {told['tokens']} tokens are unlikely")
+    return found
+
+
+def _unequal(told: dict[str, Any]) -> list[str]:
+    """Answers with sessions may differ from those without where two runs without differ, too."""
+    control, compared = told[_CONTROL], told[_COMPARED]
+    found = []
+    if compared["differing"] and not control["differing"]:
+        found.append(f"{compared['differing']} answers differ with sessions, none without")
+    if failed := control["failed"] + compared["failed"]:
+        found.append(f"{failed} answers have failed")
+    if not told["sessions"]["continued"]:
+        found.append("no turn went on in a session")
+    return found
