@@ -24,6 +24,8 @@ from tests import wire
 
 TERMINAL = ("response.completed", "response.failed", "response.incomplete")
 FAST = "simulated:tokens_per_s=0,output_tokens=5"
+PATIENT = Limits(header_timeout_s=600.0)
+"""A busy machine may stand still between a connection and its first request."""
 WEATHER = {
     "type": "function",
     "name": "get_weather",
@@ -275,7 +277,7 @@ async def serve(
     among the settings."""
     named = engine if isinstance(engine, str) else FAST
     spec = store if isinstance(store, str) else "memory"
-    config = Config(port=0, engine=named, store=spec, limits=limits or Limits(), **settings)
+    config = Config(port=0, engine=named, store=spec, limits=limits or PATIENT, **settings)
     server = Server(
         config,
         engine=None if isinstance(engine, str) else engine,

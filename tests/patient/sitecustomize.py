@@ -11,9 +11,12 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
 _S = 600.0
+_DEFAULTS = {("slipring.config.checks", "CheckEntry"): {"timeout_s": _S}}
+"""By module and class: parameters that are not given."""
 _LIMITS: dict[str, dict[str, float]] = {
     "slipring.commands.chat.connection": {"_OPEN_TIMEOUT_S": _S, "_MODELS_TIMEOUT_S": _S},
     "slipring.commands.launch.server": {"_TIMEOUT_S": _S, "_STOP_TIMEOUT_S": _S},
+    "slipring.config.checks": {},
     "slipring.engines.responses.engine": {"_COUNT_S": _S},
     "slipring.engines.tokens.sessions": {"_PATIENCE_S": _S},
     "slipring.mcp.transports.http_sse": {"_NOTICE_S": _S},
@@ -37,6 +40,13 @@ def _set_limits(module: ModuleType) -> None:
     for name, value in _LIMITS[module.__name__].items():
         assert hasattr(module, name), f"{module.__name__} has no {name}"
         setattr(module, name, value)
+    for (place, owner), defaults in _DEFAULTS.items():
+        if place == module.__name__:
+            make = vars(module)[owner].__init__
+            names = make.__code__.co_varnames[: make.__code__.co_argcount][-len(make.__defaults__) :]
+            given = dict(zip(names, make.__defaults__, strict=True))
+            assert defaults.keys() <= given.keys(), f"{place}.{owner}: no such default"
+            make.__defaults__ = tuple((given | defaults).values())
 
 
 class _Finder:
