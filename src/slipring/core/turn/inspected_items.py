@@ -15,13 +15,13 @@ from hashlib import sha256
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import ResponseState
 from slipring.core.checks.gate import Gate
-from slipring.core.checks.inspection_context import Before, InspectionContext, sealed_and_open
 from slipring.core.checks.known_verdicts import KnownVerdicts
 from slipring.core.checks.policies import checks_of, decide
 from slipring.core.checks.subjects import definition_text, is_models, result_text
 from slipring.core.checks.verdicts import Subject, Verdict
 from slipring.core.generation import Job
 from slipring.core.hosted.tools import CallOutcome
+from slipring.core.turn.inspection_context import Before, InspectionContext, sealed_and_open
 from slipring.core.turn.withheld_items import Behind, Refusals, withheld
 from slipring.protocol.items import Item
 from slipring.protocol.tools import NO_TOOLS

@@ -14,12 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec import Struct
 
 from slipring.core.chain import hosted_items
-from slipring.core.checks.inspection_context import InspectionContext, sealed_and_open
 from slipring.core.checks.known_verdicts import Known, KnownVerdicts
 from slipring.core.checks.placeholders import placeholder
 from slipring.core.checks.policies import Decision, Policy, decide
 from slipring.core.checks.subjects import subject_of
 from slipring.core.checks.verdicts import Subject
+from slipring.core.turn.inspection_context import InspectionContext, sealed_and_open
 from slipring.protocol.hosted.hosted_items import McpCall
 from slipring.protocol.item_digests import content_digest
 from slipring.protocol.items import Item, Message
