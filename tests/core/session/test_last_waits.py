@@ -12,7 +12,7 @@ from slipring.core.ports import Betas
 from slipring.core.session import actions
 from slipring.core.session.actions import Flush, Work
 from slipring.core.turn.turn import Turn
-from slipring.core.turn.waits import News
+from slipring.core.waits import News
 from tests.core.connection import Connection, Json, Server, call_output, function, message
 from tests.core.hosted_turns import HOSTED, begin, hosted
 

@@ -19,7 +19,7 @@ from slipring.core.hosted.tools import HostedCall, ResolvedBuiltin, ResolvedServ
 from slipring.core.turn.turn import Turn
 from slipring.core.turn.turn_checks import Audit
 from slipring.core.turn.turn_values import Joined
-from slipring.core.turn.waits import Wait
+from slipring.core.waits import Wait
 from slipring.protocol.definitions import Compilable
 from slipring.protocol.events import Event
 from slipring.protocol.hosted.builtin_tools import BuiltinKind

@@ -21,6 +21,7 @@ prefill, no running call.
 from contextlib import suppress
 
 from slipring.base.errors import ApiError, ServerError, forget_frames
+from slipring.core import waits
 from slipring.core.chain.state import ResponseState
 from slipring.core.chain.state_cache import ConnectionCache
 from slipring.core.generation import Job
@@ -42,11 +43,11 @@ from slipring.core.session.actions import (
     Save,
 )
 from slipring.core.session.session_state import SessionState
-from slipring.core.turn import delivery, endings, turn_reports, waits
+from slipring.core.turn import delivery, endings, turn_reports
 from slipring.core.turn.steps import between_steps
 from slipring.core.turn.turn import Turn
 from slipring.core.turn.turn_values import Ended
-from slipring.core.turn.waits import Blocked, CutShort, Interrupted
+from slipring.core.waits import Blocked, CutShort, Interrupted
 from slipring.protocol.events import Event
 
 

@@ -35,7 +35,7 @@ from slipring.core.turn import delivery, turn_reports
 from slipring.core.turn.delivery import Deliver
 from slipring.core.turn.steps import between_steps
 from slipring.core.turn.turn import Turn
-from slipring.core.turn.waits import ENDED, Blocked, CutShort, Interrupted, News, Wait
+from slipring.core.waits import ENDED, Blocked, CutShort, Interrupted, News, Wait
 from slipring.protocol.events import Error
 
 _Run = Coroutine[Wait[Any], Any, Turn | None]

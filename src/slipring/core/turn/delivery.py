@@ -15,7 +15,7 @@ from slipring.core.generation import Accepted, Delta, Emit, Finished
 from slipring.core.turn import response_object
 from slipring.core.turn.turn import Turn
 from slipring.core.turn.turn_checks import TurnChecks
-from slipring.core.turn.waits import Wait
+from slipring.core.waits import Wait
 from slipring.protocol import events
 from slipring.protocol.events import Event
 from slipring.protocol.responses import Response

@@ -37,7 +37,7 @@ from slipring.core.turn.turn_values import (
     Ended,
     Prepared,
 )
-from slipring.core.turn.waits import QUEUED, Wait
+from slipring.core.waits import QUEUED, Wait
 from slipring.protocol import events
 from slipring.protocol.events import Event
 from slipring.protocol.hosted.hosted_items import error_text
