@@ -83,6 +83,8 @@ class AttachmentRules(Struct, frozen=True):
 
     def refuse_context(self, carry: Carry) -> None:
         """Refuse a context with this carry if it has what the model does not see, or too many images."""
+        if not carry.pictures and not carry.attached:
+            return
         capabilities = self.capabilities
         if carry.pictures and not capabilities.images:
             raise UnsupportedParameter(f"The context has images. {_BLIND}", param="model")
