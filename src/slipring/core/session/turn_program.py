@@ -5,13 +5,9 @@ or of ``News``, which comes from outside. The program imports no event loop: ``T
 outcome of what it waits for. Verdicts, ends of hosted calls, appends and steers change the turn while it
 waits; all of them arrive in ``Turns``, which resumes a program that waits for news after each.
 
-Any wait may be the last. It ends in one of these ways:
-
-- with its result;
-- with an ``ApiError``: the work has failed;
-- with ``Interrupted``: the server ends the turn, and has cancelled its work;
-- with ``CutShort``: the response ends now with what it has;
-- not at all: the connection has closed, and so is the program.
+Any wait may be the last. It ends with its result; with an ``ApiError`` (the work has failed); with
+``Interrupted`` (the server ends the turn, and has cancelled its work); with ``CutShort`` (the response ends
+now with what it has); or not at all (the connection has closed, and so is the program).
 
 A turn whose response was not created ends with an ``error`` event (``_refuse``), any other with exactly one
 terminal event. Whatever its end, the turn then holds nothing: no lane, no charged bytes, no pinned state, no
