@@ -203,6 +203,7 @@ def test_images_and_documents() -> None:
                 "file_url": None,
                 "file_data": None,
                 "filename": None,
+                "detail": None,
                 **fields,
             }
         ]

@@ -41,7 +41,7 @@ from slipring.core.turn.turn import Turn
 from slipring.core.turn.turn_checks import TurnChecks
 from slipring.core.turn.turn_values import UNPLANNED, Bound, Draft, Inserted, Planned, Prepared
 from slipring.protocol.definitions import Definitions
-from slipring.protocol.items import Item
+from slipring.protocol.items import Item, may_have_images
 from slipring.protocol.requests import TEXT, CreateRequest
 from slipring.protocol.responses import ConversationEcho, Response
 from slipring.protocol.tools import ToolChoice, merged
@@ -131,8 +131,8 @@ def unread_documents(turn: Turn, shared: SessionState) -> ReadDocuments | None:
     model = shared.models.find(turn.asked.request.model)
     if not shared.ports.reads_documents or model.capabilities.files:
         return None
-    found = read_documents.documents(turn.bound.input)
-    if not found:
+    attaching = tuple(filter(may_have_images, turn.bound.input))
+    if not attaching or not (found := read_documents.documents(attaching)):
         return None
     rules = AttachmentRules.of(model.capabilities, shared.limits, _policy(turn, shared, model))
     rules.refuse_beside_documents(turn.bound.input)
