@@ -168,9 +168,8 @@ def test_a_client_learns_the_context_window_of_its_model(name: str, tmp_path: Pa
 def test_a_context_that_is_too_small_for_a_client_is_named(
     name: str, context: int | None, is_short: bool
 ) -> None:
-    described = {"models": [{"slug": "other", "context_window": 1}, {"slug": "small"}]}
-    if context is not None:
-        described["models"][1]["context_window"] = context
+    stated = {} if context is None else {"context_window": context}
+    described = {"models": [{"slug": "other", "context_window": 1}, {"slug": "small", **stated}]}
     line = CLIENTS[name].shortage(Target("http://127.0.0.1:9/v1", "small", "k", described))
     assert (line is not None) is is_short
     if line is not None:
