@@ -153,6 +153,45 @@ def test_a_client_learns_the_context_window_of_its_model(name: str, tmp_path: Pa
     assert "12345" in " ".join([*written, *given.variables.values()])
 
 
+@pytest.mark.parametrize(
+    ("name", "context", "is_short"),
+    [
+        ("claude", 8_192, True),
+        ("claude", 29_999, True),
+        ("claude", 30_000, False),
+        ("claude", None, False),
+        ("codex", 8_192, True),
+        ("codex", 32_768, False),
+        ("aider", 512, False),
+    ],
+)
+def test_a_context_that_is_too_small_for_a_client_is_named(
+    name: str, context: int | None, is_short: bool
+) -> None:
+    stated = {} if context is None else {"context_window": context}
+    described = {"models": [{"slug": "other", "context_window": 1}, {"slug": "small", **stated}]}
+    line = CLIENTS[name].shortage(Target("http://127.0.0.1:9/v1", "small", "k", described))
+    assert (line is not None) is is_short
+    if line is not None:
+        assert f"small has a context of {context:,} tokens, and the first turn of {name} takes about" in line
+        assert "'slipring serve --model Qwen/Qwen3-8B-GGUF'" in line
+
+
+async def test_a_client_starts_after_one_line_about_a_context_that_is_too_small(
+    record: Path, tiny_path: str
+) -> None:
+    async with serve(engine=f"llama:{tiny_path},context=512,slots=1", model=("small",)) as server:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "slipring", "launch", "claude", "--url", server.url, "--", "fail"),
+            stderr=subprocess.PIPE,
+        )
+        errors = (await process.communicate())[1].decode()
+    assert process.returncode == 7
+    assert read(record)["arguments"] == ["fail"]
+    (line,) = errors.splitlines()
+    assert line.startswith("slipring: small has a context of 512 tokens, and the first turn of claude takes")
+
+
 async def test_the_exit_code_is_passed_on(server: Running, record: Path) -> None:
     assert (await launched(server, record, "codex -- fail"))[0] == 7
 

@@ -23,6 +23,13 @@ class Target:
     described: Mapping[str, Any]
     """The server's answer to ``GET /v1/models?client_version=…``."""
 
+    @property
+    def context(self) -> int | None:
+        """The context window of the model in tokens, if the server states it."""
+        known = self.described.get("models", [])
+        found = next((model.get("context_window") for model in known if model["slug"] == self.model), None)
+        return found if isinstance(found, int) else None
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -39,6 +46,19 @@ class Client:
     """The command that installs it."""
     point: Callable[[Target, Path], Settings]
     """Make the settings for a target. May write files into the given directory."""
+    first_turn: int = 0
+    """About how many tokens its instructions, its tools and a short task take; 0: not measured."""
+
+    def shortage(self, target: Target) -> str | None:
+        """One line for a model whose context is too small for the client's first turn; None if it is large
+        enough, or not known."""
+        if target.context is None or target.context >= self.first_turn:
+            return None
+        return (
+            f"{target.model} has a context of {target.context:,} tokens, and the first turn of {self.program}"
+            f" takes about {self.first_turn:,}: expect it to fail, or serve a model with a larger context, as"
+            " in 'slipring serve --model Qwen/Qwen3-8B-GGUF'"
+        )
 
 
 def _point_codex(target: Target, directory: Path) -> Settings:
@@ -66,9 +86,8 @@ def _point_claude(target: Target, directory: Path) -> Settings:
     models = ("ANTHROPIC_MODEL", "ANTHROPIC_SMALL_FAST_MODEL", "CLAUDE_CODE_SUBAGENT_MODEL")
     named = (f"ANTHROPIC_DEFAULT_{line}_MODEL" for line in ("HAIKU", "SONNET", "OPUS", "FABLE"))
     variables = dict.fromkeys((*models, *named), target.model)
-    context = _context(target)
-    if context is not None:
-        variables["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] = str(context)
+    if target.context is not None:
+        variables["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] = str(target.context)
     return Settings(
         variables={
             **variables,
@@ -105,7 +124,7 @@ def _point_pi(target: Target, directory: Path) -> Settings:
         "reasoning": False,
         "input": ["text"],
         "cost": {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0},
-        "contextWindow": _context(target) or 131_072,
+        "contextWindow": target.context or 131_072,
         "maxTokens": 16_384,
     }
     provider = {
@@ -134,8 +153,8 @@ def _point_cline(target: Target, directory: Path) -> Settings:
             f"{mode}ApiProvider": "openai-native" if is_known else "openai",
             f"{mode}{named}": target.model,
         }
-        if (context := _context(target)) is not None and not is_known:
-            state[f"{mode}OpenAiModelInfo"] = {"contextWindow": context, "supportsPromptCache": True}
+        if target.context is not None and not is_known:
+            state[f"{mode}OpenAiModelInfo"] = {"contextWindow": target.context, "supportsPromptCache": True}
     (data / "globalState.json").write_text(json.dumps(state))
     keys = ("openAiApiKey", "openAiNativeApiKey")
     (data / "secrets.json").write_text(json.dumps(dict.fromkeys(keys, target.key)))
@@ -152,8 +171,8 @@ def _point_continue(target: Target, directory: Path) -> Settings:
         "roles": ["chat"],
         "capabilities": ["tool_use"],
     }
-    if (context := _context(target)) is not None:
-        model["defaultCompletionOptions"] = {"contextLength": context}
+    if target.context is not None:
+        model["defaultCompletionOptions"] = {"contextLength": target.context}
     config = directory / "config.yaml"
     # JSON is YAML.
     config.write_text(json.dumps({"name": "slipring", "version": "1.0.0", "schema": "v1", "models": [model]}))
@@ -168,23 +187,17 @@ def _point_aider(target: Target, directory: Path) -> Settings:
         "input_cost_per_token": 0,
         "output_cost_per_token": 0,
     }
-    if (context := _context(target)) is not None:
-        known["max_input_tokens"] = context
+    if target.context is not None:
+        known["max_input_tokens"] = target.context
     metadata = directory / "models.json"
     metadata.write_text(json.dumps({model: known}))
     arguments = ("--model", model, "--model-metadata-file", str(metadata), "--no-show-model-warnings")
     return Settings(arguments, {"OPENAI_API_BASE": target.url, "OPENAI_API_KEY": target.key})
 
 
-def _context(target: Target) -> int | None:
-    """The context window of the model, if the server tells it."""
-    known = target.described.get("models", [])
-    return next((model.get("context_window") for model in known if model["slug"] == target.model), None)
-
-
 CLIENTS = {
-    "codex": Client("codex", "npm install -g @openai/codex", _point_codex),
-    "claude": Client("claude", "npm install -g @anthropic-ai/claude-code", _point_claude),
+    "codex": Client("codex", "npm install -g @openai/codex", _point_codex, 10_000),
+    "claude": Client("claude", "npm install -g @anthropic-ai/claude-code", _point_claude, 30_000),
     "opencode": Client("opencode", "npm install -g opencode-ai", _point_opencode),
     "pi": Client("pi", "npm install -g @mariozechner/pi-coding-agent", _point_pi),
     "cline": Client("cline", "npm install -g cline@2.18.0", _point_cline),

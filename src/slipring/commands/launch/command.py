@@ -69,6 +69,8 @@ def launch(arguments: argparse.Namespace) -> int:
         with _server(arguments, key) as (url, described):
             model = arguments.model or described["data"][0]["id"]
             target = Target(url, model, key, described)
+            if (shortage := client.shortage(target)) is not None:
+                print(f"slipring: {shortage}", file=sys.stderr)
             with tempfile.TemporaryDirectory(prefix="slipring-launch-") as directory:
                 settings = client.point(target, Path(directory))
                 command = [program, *settings.arguments, *arguments.arguments]
