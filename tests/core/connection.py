@@ -18,6 +18,7 @@ from msgspec import Raw, structs
 
 from slipring.base.errors import ApiError, InvalidRequest, ModelNotFound, ServerError
 from slipring.core.byte_ledger import Ledger
+from slipring.core.chain import read_documents
 from slipring.core.chain.fetched_images import Fetched
 from slipring.core.chain.head import Head, KnownHeads
 from slipring.core.chain.hosted_items import call_item
@@ -499,7 +500,13 @@ class Connection:
 
     def read_pages(self, read: ReadPages, lane: str | None = None) -> list[Json]:
         """The documents of a request were read, or could not be."""
-        return self.done(self.reads.pop(self._at(self.reads, lane)), read)
+        turn = self._at(self.reads, lane)
+        work = self.reads[turn]
+        try:
+            items = read_documents.opened(work.items, read, work.roles)
+        except InvalidRequest as error:
+            return self.fail(lane, error)
+        return self.done(self.reads.pop(turn), items)
 
     def find_servers(self, lane: str | None = None, **changes: Any) -> list[Json]:
         """The MCP servers of a request are known. ``changes``: fields of all. Each built-in tool is answered

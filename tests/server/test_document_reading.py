@@ -2,14 +2,17 @@
 
 import asyncio
 import base64
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from slipring.core.chain.read_documents import ReadPages
 from slipring.core.generation import Capabilities
 from slipring.core.limits import Limits
-from slipring.protocol.items import in_context, plain_text
+from slipring.core.session.actions import ReadDocuments
+from slipring.protocol.items import Item, in_context, plain_text
 from slipring.protocol.pictures.item_pictures import parts_of, pictures
 from slipring.server import document_reading
 from slipring.server.document_reading import DocumentReader
@@ -204,6 +207,27 @@ async def test_checks_read_a_document_that_is_referred_to(tmp_path: Path) -> Non
         reference = {"type": "item_reference", "id": listed["data"][0]["id"]}
         status, body = await api.call("POST", "/responses", json={"input": [reference]})
         assert (status, body["error"]["code"]) == (400, "invalid_prompt")
+
+
+async def test_pages_are_put_together_in_the_thread_that_decodes_large_requests() -> None:
+    engine = PuppetEngine(SEES)
+    loop_thread = threading.get_ident()
+    opened_by: list[int] = []
+
+    def opened(work: ReadDocuments, read: ReadPages) -> tuple[Item, ...]:
+        opened_by.append(threading.get_ident())
+        items = document_reading_opened(work, read)
+        (form,) = in_context(items)
+        assert {"_examined", "attachments", "content_digest"} <= form.__dict__.keys()
+        return items
+
+    document_reading_opened = document_reading.opened
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(document_reading, "opened", opened)
+        async with serve(engine) as server:
+            assert (await shown(engine, over_http(server, input=[asked(file())])))[1]
+    assert len(opened_by) == 1
+    assert opened_by[0] != loop_thread
 
 
 async def test_a_request_has_so_many_documents(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,13 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 
 from slipring.base.errors import InvalidRequest, TooExpensive
+from slipring.core.chain import read_documents
 from slipring.core.chain.read_documents import Document, Page, ReadPages
 from slipring.core.limits import Limits
+from slipring.core.session.actions import ReadDocuments
+from slipring.protocol.item_digests import content_digest
+from slipring.protocol.items import Item, in_context
+from slipring.protocol.pictures.item_pictures import attachments
 from slipring.sandbox.pipe_messages import Words
 from slipring.sandbox.sandbox import Sandbox, SandboxLimits
 
@@ -88,6 +93,18 @@ class DocumentReader:
             tenant, "read_pdf", document.data, self._limits.max_document_pages, side
         )
         return [Page(*page) for page in pages]
+
+
+def opened(work: ReadDocuments, read: ReadPages) -> tuple[Item, ...]:
+    """The items of a request with the pages of its documents; what is computed of them is kept with them.
+    Raises ``InvalidRequest``."""
+    items = read_documents.opened(work.items, read, work.roles)
+    for sent, item in zip(work.items, items, strict=True):
+        if item is not sent:
+            for shown in in_context((item,)):
+                attachments(shown)
+                content_digest(shown)
+    return items
 
 
 def _base64_size(size: int) -> int:

@@ -60,7 +60,7 @@ from slipring.engines.constraints import custom_inputs, stop_sequences
 from slipring.protocol.events import Event
 from slipring.protocol.items import Item, with_id
 from slipring.protocol.pictures.item_pictures import image_count
-from slipring.server import inspection_runner, padding
+from slipring.server import document_reading, inspection_runner, padding
 from slipring.server.access.auth import Caller
 from slipring.server.clock import now, unix_time
 from slipring.server.cluster.state_lookup import States
@@ -375,7 +375,9 @@ class Driver:
         if isinstance(work, FetchImages):
             return await self.service.images.fetch(self.session.tenant, work.urls)
         if isinstance(work, ReadDocuments):
-            return await self.service.documents.read(self.session.tenant, work.documents, draws=work.draws)
+            tenant, documents = self.session.tenant, self.service.documents
+            read = await documents.read(tenant, work.documents, draws=work.draws)
+            return await self.service.decoder.in_thread(tenant, document_reading.opened, work, read)
         if isinstance(work, ListTools):
             return await self._list_tools(work)
         if isinstance(work, ClaimApprovals):

@@ -17,7 +17,6 @@ from slipring.core.chain import fetched_images, hosted_items, input_items, read_
 from slipring.core.chain.fetched_images import Fetched
 from slipring.core.chain.head import Head
 from slipring.core.chain.input_items import OpenCarry
-from slipring.core.chain.read_documents import ReadPages
 from slipring.core.chain.state import Carry, ResponseState
 from slipring.core.chain.state_cache import ConnectionCache
 from slipring.core.checks.policies import NO_POLICY, Policy, policy_of_turn
@@ -125,10 +124,10 @@ def remote_images(turn: Turn, shared: SessionState) -> tuple[str, ...]:
 
 def show_images(turn: Turn, shared: SessionState, fetched: Fetched) -> None:
     """Add these images to the input of a turn. Raises ``ApiError``."""
-    _show(turn, shared, fetched_images.opened(turn.bound.input, fetched))
+    show(turn, shared, fetched_images.opened(turn.bound.input, fetched))
 
 
-def _show(turn: Turn, shared: SessionState, items: tuple[Item, ...]) -> None:
+def show(turn: Turn, shared: SessionState, items: tuple[Item, ...]) -> None:
     """Replace the input of a turn by the same items with what the server has added to them, which is charged
     to the tenant like what a client sends. Raises ``RateLimited`` or ``Unavailable``."""
     added = _size(items) - _size(turn.bound.input)
@@ -153,13 +152,8 @@ def unread_documents(turn: Turn, shared: SessionState) -> ReadDocuments | None:
         return None
     rules = AttachmentRules.of(model.capabilities, shared.limits, _policy(turn, shared, model))
     rules.refuse_beside_documents(turn.bound.input)
-    return ReadDocuments(turn, found, draws=rules.shows_pages)
-
-
-def show_pages(turn: Turn, shared: SessionState, read: ReadPages) -> None:
-    """Add the pages of documents to the input of a turn. Raises ``ApiError``."""
-    roles = shared.models.find(turn.asked.request.model).capabilities.image_roles
-    _show(turn, shared, read_documents.opened(turn.bound.input, read, roles))
+    roles = model.capabilities.image_roles
+    return ReadDocuments(turn, turn.bound.input, found, rules.shows_pages, roles)
 
 
 def prepare(turn: Turn, shared: SessionState) -> tuple[Prepared, Planned]:

@@ -114,7 +114,7 @@ class TurnProgram:
             if urls := preparation.remote_images(turn, shared):
                 preparation.show_images(turn, shared, await FetchImages(turn, urls))
             if (read := preparation.unread_documents(turn, shared)) is not None:
-                preparation.show_pages(turn, shared, await read)
+                preparation.show(turn, shared, await read)
             turn.prepared, turn.planned = preparation.prepare(turn, shared)
             if not shared.counts_only:
                 preparation.inspect(turn)
