@@ -161,6 +161,51 @@ async def test_pages_beyond_the_size_of_an_answer_are_refused() -> None:
         assert "expands to more than 16000 bytes (max_frame_bytes)" in error["message"]
 
 
+async def test_the_pages_of_all_documents_of_a_request_are_within_the_size_of_one() -> None:
+    engine = PuppetEngine(SEES)
+    async with serve(engine, limits=Limits(max_frame_bytes=20_000)) as server:
+        one, two = file(pdf("a", "b")), file(pdf("c", "d"))
+        assert (await shown(engine, over_http(server, input=[asked(one)])))[1]
+        assert (await shown(engine, over_http(server, input=[asked(two)])))[1]
+        status, body = await Api(server).call("POST", "/responses", json={"input": [asked(one, two)]})
+        assert (status, body["error"]["param"]) == (400, "input[0].content[2].file_data")
+        assert "more than 20000 bytes with those before it (max_frame_bytes)" in body["error"]["message"]
+        assert server.service.requests.used_bytes == 0
+
+
+async def test_a_system_message_gets_the_text_of_a_document_for_a_model_that_sees_elsewhere() -> None:
+    engine = PuppetEngine(SEES)
+    async with serve(engine) as server:
+        manual = {"role": "system", "content": [file()]}
+        assert await shown(engine, over_http(server, input=[manual, asked()])) == (f"{TEXT}Sum up", [])
+
+
+@pytest.mark.parametrize("joins", [True, False])
+async def test_a_document_is_read_where_an_item_is_referred_to(tmp_path: Path, joins: bool) -> None:
+    engine = PuppetEngine(SEES)
+    async with serve(engine, store=f"sqlite:{tmp_path}/s.db") as server:
+        api = Api(server)
+        _, conversation = await api.call("POST", "/conversations", json={"items": [asked(file())]})
+        _, listed = await api.call("GET", f"/conversations/{conversation['id']}/items")
+        reference = {"type": "item_reference", "id": listed["data"][0]["id"]}
+        more = {"conversation": conversation["id"]} if joins else {}
+        text, pages = await shown(engine, over_http(server, input=[reference], **more))
+        times = 2 if joins else 1
+        assert (text, len(pages)) == (f"Sum up{TEXT}" * times, 2 * times)
+
+
+async def test_checks_read_a_document_that_is_referred_to(tmp_path: Path) -> None:
+    check, engine = Guard("guard"), PuppetEngine(SEES)
+    check.flags = lambda subject: "fell" in subject.text
+    async with serve(engine, store=f"sqlite:{tmp_path}/s.db", checks=[entry(before=True)]) as server:
+        api = Api(server)
+        _, conversation = await api.call("POST", "/conversations", json={"items": [asked(file())]})
+        _, listed = await api.call("GET", f"/conversations/{conversation['id']}/items")
+        reference = {"type": "item_reference", "id": listed["data"][0]["id"]}
+        status, body = await api.call("POST", "/responses", json={"input": [reference]})
+        assert (status, body["error"]["code"]) == (400, "invalid_prompt")
+
+
 async def test_a_request_has_so_many_documents(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(document_reading, "MOST_DOCUMENTS", 1)
     engine = PuppetEngine()

@@ -74,6 +74,20 @@ async def refusal(fetcher: ImageFetcher, url: str) -> InvalidRequest:
     return found
 
 
+async def test_images_that_are_kept_count_towards_the_size_of_a_request() -> None:
+    most = len(data_url(SHOT)) * 3 // 2
+    async with hosting(most_bytes=most) as (host, fetcher):
+        first, second = f"{host.url}/shot.png", f"{host.url}/shot.png?again"
+        for url in (first, second):
+            assert (await fetcher.fetch("t", (url,)))[url] == data_url(SHOT)
+        found = await fetcher.fetch("t", (first, second))
+        assert found[first] == data_url(SHOT)
+        refused = found[second]
+        assert isinstance(refused, InvalidRequest)
+        assert "all images of the request together are" in refused.message
+        assert host.asked == ["/shot.png"] * 2
+
+
 async def test_an_image_is_fetched_once_and_kept_for_its_tenant() -> None:
     async with hosting() as (host, fetcher):
         url = f"{host.url}/shot.png"

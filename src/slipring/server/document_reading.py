@@ -52,8 +52,10 @@ class DocumentReader:
         )
 
     async def read(self, tenant: str, documents: Sequence[Document], *, draws: bool) -> ReadPages:
-        """Read documents, one after the other; ``draws``: with a picture of each page."""
+        """Read documents, one after the other; ``draws``: with a picture of each page. All pages together are
+        within the size of a request."""
         found: dict[Document, Sequence[Page] | InvalidRequest] = {}
+        most = left = self._limits.max_frame_bytes
         for number, document in enumerate(documents):
             if number >= MOST_DOCUMENTS:
                 found[document] = InvalidRequest(
@@ -61,7 +63,13 @@ class DocumentReader:
                 )
                 continue
             try:
-                found[document] = await self._read(tenant, document, draws=draws)
+                pages = await self._read(tenant, document, draws=draws)
+                left -= sum(len(page.text) + len(page.image_url or "") for page in pages)
+                if left < 0:
+                    raise InvalidRequest(
+                        f"expands to more than {most} bytes with those before it (max_frame_bytes)"
+                    )
+                found[document] = pages
             except TooExpensive as error:
                 found[document] = InvalidRequest(error.reason)
             except InvalidRequest as error:

@@ -28,6 +28,7 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 _PER_TENANT = 2
 _CACHE_BYTES = 64 * 1024 * 1024
 _PORTS = {"http": 80, "https": 443}
+_TOO_LARGE = "it is too large, or all images of the request together are"
 
 
 class _Failed(Exception):
@@ -67,6 +68,8 @@ class ImageFetcher:
                             if number >= MOST_IMAGES:
                                 raise _Failed(f"one request may name {MOST_IMAGES} images by URL")
                             fetched = await self._fetch(tenant, url, left)
+                            if len(fetched) > left:  # in base64, or known from an earlier request
+                                raise _Failed(_TOO_LARGE)
                             found[url] = fetched
                             left -= len(fetched)
                         except _Failed as failure:
@@ -149,7 +152,7 @@ async def _body(answer: aiohttp.ClientResponse, most: int) -> bytes:
     async for piece in answer.content.iter_any():
         body += piece
         if len(body) > most:
-            raise _Failed("it is too large, or all images of the request together are")
+            raise _Failed(_TOO_LARGE)
     return bytes(body)
 
 

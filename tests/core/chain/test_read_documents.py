@@ -72,25 +72,31 @@ def test_other_files_are_none(part: Json):
 
 def test_pages_stand_where_the_file_stood():
     sent = item(TEXT, file(filename="a.pdf"), image(), file())
-    (shown,) = opened([sent], PAGES)
+    (shown,) = opened([sent], PAGES, ["user"])
     a, b = "[a.pdf, page 1 of 2]\nOne\n", "[a.pdf, page 2 of 2]\nTwo\n"
     unnamed = [text.replace("a.pdf", "document.pdf") for text in (a, b)]
     assert seen(shown) == ["Read this", a, "<30>", b, "<30>", "<1>", unnamed[0], "<30>", unnamed[1], "<30>"]
     assert shown.raw == sent.raw
     assert documents([shown]) == ()
-    assert opened([shown], {}) == (shown,)
+    assert opened([shown], {}, ["user"]) == (shown,)
 
 
 def test_a_page_without_anything_is_named():
     pages = {Document(DATA): [Page(" \n"), Page("Two")]}
-    (shown,) = opened([item(file(filename="a.pdf"))], pages)
+    (shown,) = opened([item(file(filename="a.pdf"))], pages, ["user"])
     assert seen(shown) == ["[a.pdf, page 1 of 2: no text]\n", "[a.pdf, page 2 of 2]\nTwo\n"]
 
 
 def test_outputs_of_calls_have_documents_too():
     raw = {"type": "function_call_output", "call_id": "c", "output": [file(detail="high")]}
-    (shown,) = opened([read_item(wire.encode(raw), "")], {Document(DATA, is_detailed=True): [Page("One")]})
-    assert seen(shown) == ["[document.pdf, page 1 of 1]\nOne\n"]
+    pages = {Document(DATA, is_detailed=True): [Page("One", PAGE)]}
+    (shown,) = opened([read_item(wire.encode(raw), "")], pages, [])
+    assert seen(shown) == ["[document.pdf, page 1 of 1]\nOne\n", "<30>"]
+
+
+def test_messages_that_may_have_no_pictures_get_the_texts_of_pages():
+    (shown,) = opened([item(file(), role="system")], PAGES, ["user"])
+    assert seen(shown) == ["[document.pdf, page 1 of 2]\nOne\n", "[document.pdf, page 2 of 2]\nTwo\n"]
 
 
 def test_what_was_fetched_stays():
@@ -98,15 +104,15 @@ def test_what_was_fetched_stays():
     form = item(image(data_url(png(7, 7))), file())
     fetched = Item(sent.type, sent.raw, opened=(form,))
     assert fetched_form(fetched) is form
-    (shown,) = opened([fetched], {Document(DATA): [Page("One")]})
+    (shown,) = opened([fetched], {Document(DATA): [Page("One")]}, ["user"])
     assert seen(shown) == ["<7>", "[document.pdf, page 1 of 1]\nOne\n"]
     sealed = Item("reasoning", b"{}", opened=(item(TEXT), item(TEXT)))
-    assert opened([sealed], {}) == (sealed,)
+    assert opened([sealed], {}, []) == (sealed,)
 
 
 def test_an_error_names_the_file():
     with pytest.raises(InvalidRequest) as refused:
-        opened([item(TEXT), item(TEXT, file())], {Document(DATA): InvalidRequest("has no pages")})
+        opened([item(TEXT), item(TEXT, file())], {Document(DATA): InvalidRequest("has no pages")}, [])
     assert refused.value.param == "input[1].content[1].file_data"
     assert refused.value.message == "Invalid 'input[1].content[1].file_data': the document has no pages."
 
@@ -175,6 +181,26 @@ def test_a_document_that_cannot_be_read_fails_the_turn_only():
     connection.create(input=[message([file()])])
     error = only_error(connection.read_pages({Document(DATA): InvalidRequest("is protected by a password")}))
     assert error["error"]["param"] == "input[0].content[0].file_data"
+    assert connection.respond()["status"] == "completed"
+
+
+def test_pages_are_charged_like_a_request_until_the_turn_ends():
+    connection = Connection(Server.reading_documents())
+    connection.create(model="seeing", input=[message([file()])])
+    requests = connection.server.requests
+    before = requests.used_bytes
+    connection.read_pages(PAGES)
+    assert requests.used_bytes - before >= 2 * len(PAGE)
+    connection.finish()
+    assert requests.used_bytes == 0
+
+
+def test_pages_beyond_what_a_tenant_may_hold_are_refused():
+    connection = Connection(Server.reading_documents(tenant_request_bytes=2000))
+    connection.create(model="seeing", input=[message([file()])])
+    error = only_error(connection.read_pages({Document(DATA): [Page("x" * 2000)]}))
+    assert (error["status"], error["error"]["code"]) == (429, "rate_limit_exceeded")
+    assert connection.server.requests.used_bytes == 0
     assert connection.respond()["status"] == "completed"
 
 

@@ -13,7 +13,7 @@ from msgspec import Raw, Struct, structs
 from slipring.base.errors import InvalidRequest
 from slipring.core.chain.fetched_images import fetched_form
 from slipring.protocol import wire
-from slipring.protocol.items import InputFile, Item, may_have_images, part_param
+from slipring.protocol.items import InputFile, Item, Message, may_have_images, part_param
 from slipring.protocol.pictures.item_pictures import parts_of
 
 _DATA_URL = re.compile(r"data:application/(?:x-)?pdf((?:;[^;,\"]{0,100}){0,8}),", re.IGNORECASE)
@@ -50,10 +50,11 @@ def documents(items: Sequence[Item]) -> tuple[Document, ...]:
     return tuple(dict.fromkeys(document for item in items for _, _, document in _found(_shown(item))))
 
 
-def opened(items: Sequence[Item], read: ReadPages) -> tuple[Item, ...]:
-    """The items, those with documents opened with the pages of these. Raises ``InvalidRequest``, which names
-    the field, for a document that could not be read."""
-    return tuple(_opened(item, index, read) for index, item in enumerate(items))
+def opened(items: Sequence[Item], read: ReadPages, roles: Sequence[str]) -> tuple[Item, ...]:
+    """The items, those with documents opened with the pages of these. ``roles``: of the messages that may
+    have pictures; others get the texts alone. Raises ``InvalidRequest``, which names the field, for a
+    document that could not be read."""
+    return tuple(_opened(item, index, read, roles) for index, item in enumerate(items))
 
 
 def _shown(item: Item) -> Item | None:
@@ -82,7 +83,7 @@ def document_in(part: InputFile) -> Document | None:
     return Document(sent, part.detail == "high") if sent.startswith(_BEGINNING) else None
 
 
-def _opened(item: Item, index: int, read: ReadPages) -> Item:
+def _opened(item: Item, index: int, read: ReadPages, roles: Sequence[str]) -> Item:
     shown = _shown(item)
     found: dict[int, list[dict[str, str]]] = {}
     for place, part, document in _found(shown):
@@ -90,6 +91,9 @@ def _opened(item: Item, index: int, read: ReadPages) -> Item:
         if isinstance(pages, InvalidRequest):
             param = f"{part_param(item, index, place)}.file_data"
             raise InvalidRequest(f"Invalid '{param}': the document {pages.message}.", param=param)
+        body = item.body()
+        if isinstance(body, Message) and body.role not in roles:
+            pages = [Page(page.text) for page in pages]
         found[place] = list(_written(pages, part.filename or _NAME))
     if shown is None or not found:
         return item

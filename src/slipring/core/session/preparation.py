@@ -88,8 +88,9 @@ def look_up(turn: Turn, shared: SessionState) -> tuple[Bound, Load | None]:
 
 
 def bind(turn: Turn, known: Bound, loaded: Loaded, shared: SessionState) -> Bound:
-    """What a turn is bound to: ``known``, from the connection, with what the store has found. Raises
-    ``PreviousResponseNotFound``."""
+    """What a turn is bound to: ``known``, from the connection, with what the store has found, and with the
+    items that its input refers to. Raises ``PreviousResponseNotFound``, and ``InvalidRequest`` for a
+    reference that is not found."""
     request, parent, joined = turn.asked.request, known.parent, loaded.joined
     items, inserted, found = known.input, known.inserted, {**loaded.items, **known.found}
     previous = request.previous_response_id
@@ -106,7 +107,9 @@ def bind(turn: Turn, known: Bound, loaded: Loaded, shared: SessionState) -> Boun
     heads = shared.ports.heads
     head = parent.head if parent is not None else heads.find(turn.asked.tenant, request)
     compared = known.compared or loaded.compared
-    return Bound(parent, items, found, inserted, joined, head, compared, loaded.is_comparable)
+    with in_clients_terms(inserted):
+        items = input_items.resolve(items, found)
+    return Bound(parent, items, {}, inserted, joined, head, compared, loaded.is_comparable)
 
 
 # Prepare.
@@ -120,9 +123,23 @@ def remote_images(turn: Turn, shared: SessionState) -> tuple[str, ...]:
     return fetched_images.remote_urls(turn.bound.input)
 
 
-def with_images(bound: Bound, fetched: Fetched) -> Bound:
-    """What a turn is bound to, with these images in its input. Raises ``InvalidRequest``."""
-    return structs.replace(bound, input=fetched_images.opened(bound.input, fetched))
+def show_images(turn: Turn, shared: SessionState, fetched: Fetched) -> None:
+    """Add these images to the input of a turn. Raises ``ApiError``."""
+    _show(turn, shared, fetched_images.opened(turn.bound.input, fetched))
+
+
+def _show(turn: Turn, shared: SessionState, items: tuple[Item, ...]) -> None:
+    """Replace the input of a turn by the same items with what the server has added to them, which is charged
+    to the tenant like what a client sends. Raises ``RateLimited`` or ``Unavailable``."""
+    added = _size(items) - _size(turn.bound.input)
+    if added > 0:
+        shared.charges.require_room(added)
+        shared.charges.take(turn, added)
+    turn.bound = structs.replace(turn.bound, input=items)
+
+
+def _size(items: tuple[Item, ...]) -> int:
+    return sum(item.size_bytes for item in items)
 
 
 def unread_documents(turn: Turn, shared: SessionState) -> ReadDocuments | None:
@@ -139,9 +156,10 @@ def unread_documents(turn: Turn, shared: SessionState) -> ReadDocuments | None:
     return ReadDocuments(turn, found, draws=rules.shows_pages)
 
 
-def with_pages(bound: Bound, read: ReadPages) -> Bound:
-    """What a turn is bound to, with the pages of documents in its input. Raises ``InvalidRequest``."""
-    return structs.replace(bound, input=read_documents.opened(bound.input, read))
+def show_pages(turn: Turn, shared: SessionState, read: ReadPages) -> None:
+    """Add the pages of documents to the input of a turn. Raises ``ApiError``."""
+    roles = shared.models.find(turn.asked.request.model).capabilities.image_roles
+    _show(turn, shared, read_documents.opened(turn.bound.input, read, roles))
 
 
 def prepare(turn: Turn, shared: SessionState) -> tuple[Prepared, Planned]:
@@ -192,11 +210,10 @@ def prepare(turn: Turn, shared: SessionState) -> tuple[Prepared, Planned]:
 
 
 def _read_items(turn: Turn, shared: SessionState) -> tuple[Model, TurnChecks | None, tuple[Item, ...]]:
-    """The model of a turn, its checks, and the items of its input: references resolved, sealed items opened,
-    and placeholders for what the checks have refused before."""
+    """The model of a turn, its checks, and the items of its input: sealed items opened, and placeholders for
+    what the checks have refused before."""
     asked, bound, ports = turn.asked, turn.bound, shared.ports
-    items = input_items.resolve(bound.input, bound.found)
-    items = input_items.opened(items, ports.seal, asked.tenant)
+    items = input_items.opened(bound.input, ports.seal, asked.tenant)
     model = shared.models.find(asked.request.model)
     policy = _policy(turn, shared, model)
     if not policy.checks:
@@ -344,7 +361,7 @@ def _known_head(bound: Bound, continued: ResponseState | None, carry: Carry) -> 
 
 
 @contextmanager
-def in_clients_terms(turn: Turn) -> Iterator[None]:
+def in_clients_terms(inserted: Inserted) -> Iterator[None]:
     """Correct the input index in an error's param for the items that are not the client's own.
 
     An error about one of those items names the field through which they came in: ``conversation`` or
@@ -353,7 +370,7 @@ def in_clients_terms(turn: Turn) -> Iterator[None]:
     try:
         yield
     except ApiError as error:
-        _shift(error, turn.bound.inserted)
+        _shift(error, inserted)
         raise
 
 

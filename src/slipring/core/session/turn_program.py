@@ -109,12 +109,12 @@ class TurnProgram:
         if missing is not None and turn.bound.parent is not None and not turn.asked.forks:
             self._end_growth(turn.bound.parent.id)  # a conversation is continued at its last response
         turn.stages.lap("resolve")
-        with preparation.in_clients_terms(turn):
+        with preparation.in_clients_terms(turn.bound.inserted):
             await self._resolve_tools()
             if urls := preparation.remote_images(turn, shared):
-                turn.bound = preparation.with_images(turn.bound, await FetchImages(turn, urls))
+                preparation.show_images(turn, shared, await FetchImages(turn, urls))
             if (read := preparation.unread_documents(turn, shared)) is not None:
-                turn.bound = preparation.with_pages(turn.bound, await read)
+                preparation.show_pages(turn, shared, await read)
             turn.prepared, turn.planned = preparation.prepare(turn, shared)
             if not shared.counts_only:
                 preparation.inspect(turn)
@@ -139,7 +139,7 @@ class TurnProgram:
         """All lists of tools are there: plan the jobs, and return the first."""
         turn = self.turn
         turn.stages.lap("list")
-        with preparation.in_clients_terms(turn):
+        with preparation.in_clients_terms(turn.bound.inserted):
             turn.planned = preparation.plan(turn, self._shared)
         assert turn.planned.job is not None
         return turn.planned.job

@@ -82,12 +82,12 @@ class Inserted(Struct, frozen=True):
 
 
 class Bound(Struct, frozen=True, eq=False):
-    """What a turn continues, and its input as it was sent. Made when the turn has left its lane's queue."""
+    """What a turn continues, and its input. Made when the turn has left its lane's queue."""
 
     parent: ResponseState | None = None
     input: tuple[Item, ...] = ()
     found: Mapping[str, Item] = {}
-    """Items that the input refers to by id."""
+    """Items that the input refers to by id, until they stand in it."""
     inserted: Inserted = Inserted()
     joined: Joined | None = None
     known_head: Head | None = None
