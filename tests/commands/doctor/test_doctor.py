@@ -131,6 +131,22 @@ def test_what_a_server_would_fetch_is_stated_and_not_fetched(
     assert hub.downloads(".gguf") == []
 
 
+def test_a_projector_that_a_server_would_fetch_or_leave_out_is_stated(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.repositories["acme/a-GGUF"]["mmproj-F16.gguf"] = bytes(10**6)
+    monkeypatch.setattr(checks, "available_memory", lambda: 10**10)
+    monkeypatch.setattr(model_names, "available_memory", lambda: 10**10)
+    found = check_engines(Config(engine="acme/a-GGUF"))
+    assert [each.state for each in found] == ["ok", "ok"]
+    assert "fetches acme/a-GGUF Q4_K_M (1.0 MB) with mmproj-F16.gguf (1.0 MB) first: 2.0 MB" in found[0].what
+    monkeypatch.setattr(model_names, "available_memory", lambda: 2**30 + 10**6)
+    found = check_engines(Config(engine="acme/a-GGUF"))
+    assert [each.state for each in found] == ["ok", "ok", "warn"]
+    assert "images are not available: Q4_K_M with mmproj-F16.gguf (1.0 MB) needs" in found[2].what
+    assert hub.downloads(".gguf") == []
+
+
 async def test_ctrl_c_ends_it_while_the_hub_does_not_answer(tmp_path: Path) -> None:
     """The hub takes the connection, and stays silent."""
     with socket.create_server(("127.0.0.1", 0)) as silent:

@@ -65,14 +65,15 @@ def test_a_directory_that_exists_is_a_path(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_model_is_fetched_once(fake: FakeHub, hub: ModelHub) -> None:
-    variant, path = hub.fetch_gguf(NAME, None)
+    variant, path, projector = hub.fetch_gguf(NAME, None)
     assert (variant.quantization, Path(path).read_bytes()) == ("Q4_K_M", b"four bits")
-    assert hub.fetch_gguf(NAME, None) == (variant, path)
+    assert projector == ""
+    assert hub.fetch_gguf(NAME, None) == (variant, path, "")
     assert fake.downloads("tiny-Q4_K_M.gguf") == [""]
 
 
 def test_all_parts_of_a_model_are_fetched_into_one_directory(hub: ModelHub) -> None:
-    _, path = hub.fetch_gguf(HubName(MODEL, "Q8_0"), None)
+    _, path, _ = hub.fetch_gguf(HubName(MODEL, "Q8_0"), None)
     names = sorted(each.name for each in Path(path).parent.iterdir())
     assert names == ["tiny-Q8_0-00001-of-00002.gguf", "tiny-Q8_0-00002-of-00002.gguf"]
     assert Path(path).read_bytes() == b"eight"
@@ -81,7 +82,7 @@ def test_all_parts_of_a_model_are_fetched_into_one_directory(hub: ModelHub) -> N
 def test_a_download_that_was_cut_goes_on_where_it_ended(fake: FakeHub, hub: ModelHub) -> None:
     fake.repositories[MODEL] = {"tiny-Q4_K_M.gguf": bytes(3 * CHUNK)}
     fake.cuts = [CHUNK + CHUNK // 2]
-    _, path = hub.fetch_gguf(NAME, None)
+    _, path, _ = hub.fetch_gguf(NAME, None)
     assert Path(path).stat().st_size == 3 * CHUNK
     assert fake.downloads("tiny-Q4_K_M.gguf") == ["", f"bytes={CHUNK}-"]
 
@@ -162,7 +163,7 @@ def test_a_damaged_file_is_removed_and_fetched_again(fake: FakeHub, hub: ModelHu
 
 @pytest.mark.parametrize("status", [500, 503])
 def test_without_the_hub_the_cache_is_used(fake: FakeHub, hub: ModelHub, status: int) -> None:
-    variant, path = hub.fetch_gguf(NAME, None)
+    variant, path, _ = hub.fetch_gguf(NAME, None)
     fake.status = status
     assert hub.fetch_gguf(NAME, None)[1] == path
     with pytest.raises(StartupError, match="acme/tiny-GGUF has no quantization Q8_0"):
@@ -201,6 +202,47 @@ def test_models_that_the_hub_does_not_give(
     with pytest.raises(StartupError, match=unknown.format("one that your token may not read")):
         hub.fetch_gguf(HubName("acme/none"), None)
     assert Path(hub.fetch_gguf(NAME, None)[1]).exists()
+
+
+def test_a_projector_is_fetched_resumed_and_checked_like_the_model(
+    fake: FakeHub, hub: ModelHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = bytes(CHUNK) + b"1" * CHUNK + b"2" * CHUNK
+    fake.repositories[MODEL] |= {"mmproj-F16.gguf": content, "mmproj-F32.gguf": b"other"}
+    assert hub.fetch_gguf(NAME, None)[2] == ""
+    assert fake.downloads("mmproj-F16.gguf") == [], "it was not asked for"
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    fake.cuts = [CHUNK + CHUNK // 2] + [0] * 9  # the client tries again a few times
+    with pytest.raises(StartupError, match=r"mmproj-F16\.gguf of .* the download stopped at 10\.5 MB"):
+        hub.fetch_gguf(NAME, None, sees=True)
+    fake.cuts.clear()
+    fake.requests.clear()
+    variant, path, projector = hub.fetch_gguf(NAME, None, sees=True)
+    assert Path(projector).read_bytes() == content
+    assert fake.downloads("mmproj-F16.gguf") == [f"bytes={CHUNK}-"]
+    assert fake.downloads("mmproj-F32.gguf") == []
+    fake.status = 503
+    assert hub.fetch_gguf(NAME, None, sees=True)[1:] == (path, projector), "the cache has both"
+    fake.status = 0
+    fake.repositories[MODEL] = {"mmproj-F16.gguf": b"projector", **FILES}
+    other = ModelHub(fake.url, tmp_path / "other")
+    other.fetch_gguf(NAME, None)
+    fake.damages = True
+    with pytest.raises(StartupError, match=r"mmproj-F16\.gguf of acme/tiny-GGUF was damaged"):
+        other.fetch_gguf(NAME, None, sees=True)
+    assert other.missing_bytes(MODEL, variant.files) == 0
+
+
+def test_the_disk_must_have_room_for_model_and_projector(
+    fake: FakeHub, hub: ModelHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.repositories[MODEL]["mmproj-F16.gguf"] = b"projector"
+    monkeypatch.setattr("slipring.engines.hub.resumed_download.free_bytes", lambda directory: 17)
+    with pytest.raises(StartupError, match="are to be fetched into"):
+        hub.fetch_gguf(NAME, None, sees=True)
+    assert fake.downloads(".gguf") == []
+    monkeypatch.setattr("slipring.engines.hub.resumed_download.free_bytes", lambda directory: 18)
+    hub.fetch_gguf(NAME, None, sees=True)
 
 
 def test_a_tokenizer_is_fetched_without_the_weights(fake: FakeHub, hub: ModelHub) -> None:

@@ -33,8 +33,12 @@ from slipring.engines.hub.model_names import (
 )
 from tests.commands.test_cli import COMMAND, environment, launched
 from tests.engines.fakes.hub import FakeHub
+from tests.harness import serve
+from tests.pictures import data_url, png
 
 MODEL = "acme/small-GGUF"
+SEEING = "acme/seeing-GGUF"
+PROJECTOR = "mmproj-F32.gguf"
 CHUNK = 10 * 2**20
 """What the hub's client writes at once."""
 
@@ -145,6 +149,82 @@ def test_context_and_slots_are_chosen_unless_the_user_named_one(
     assert opened_name(path, hub) == opened
     monkeypatch.setattr(model_names, "available_memory", lambda: None)
     assert opened_name(path, hub) == f"llama:{path}"
+
+
+@pytest.fixture(scope="module")
+def seeing(seeing_path: str) -> Iterator[FakeHub]:
+    """A hub with the tiny model that sees, in a folder, and its projector."""
+    model, projector = Path(seeing_path), Path(seeing_path).with_name("mmproj-Tiny-F32.gguf")
+    hub = FakeHub(
+        {
+            SEEING: {"Q8_0/seeing-Q8_0.gguf": model.read_bytes(), PROJECTOR: projector.read_bytes()},
+            "acme/hearing-GGUF": {"hearing-Q8_0.gguf": model.read_bytes(), PROJECTOR: model.read_bytes()},
+        }
+    )
+    with hub.running():
+        yield hub
+
+
+def test_a_projector_is_loaded_unless_the_user_named_one(
+    seeing: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_names, "available_memory", lambda: None)
+    hub = ModelHub(seeing.url, tmp_path)
+    seeing.requests.clear()
+    for own in ("mmproj=none", "mmproj=/models/eye.gguf"):
+        assert opened_name(f"{SEEING},slots=1,{own}", hub).endswith(f"/seeing-Q8_0.gguf,slots=1,{own}")
+        assert to_fetch(f"{SEEING},{own}", hub) is None
+    assert seeing.downloads(PROJECTOR) == []
+    projector = len(seeing.repositories[SEEING][PROJECTOR])
+    found = to_fetch(SEEING, hub)
+    assert found is not None
+    assert (found.size, found.blind) == (projector, "")
+    assert f" with {PROJECTOR} (" in found.what
+    model, slots, named = opened_name(f"{SEEING},slots=1", hub).split(",")
+    assert (slots, named.partition("=")[0]) == ("slots=1", "mmproj")
+    assert Path(named.partition("=")[2]).read_bytes() == seeing.repositories[SEEING][PROJECTOR]
+    assert to_fetch(SEEING, hub) is None
+    assert opened_name(f"{SEEING},slots=1", hub) == f"{model},slots=1,{named}"
+
+
+def test_a_projector_for_which_the_memory_has_no_room_is_not_fetched(
+    seeing: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    hub = ModelHub(seeing.url, tmp_path)
+    seeing.requests.clear()
+    needed = sum(map(len, seeing.repositories[SEEING].values())) + 2**30
+    monkeypatch.setattr(model_names, "available_memory", lambda: needed - 1)
+    found = to_fetch(SEEING, hub)
+    assert found is not None
+    assert found.blind.startswith(f"images are not available: Q8_0 with {PROJECTOR} (")
+    assert opened_name(f"{SEEING},slots=1", hub).endswith("/seeing-Q8_0.gguf,slots=1,mmproj=none")
+    assert f"{SEEING}: {found.blind}" in caplog.messages
+    assert seeing.downloads(PROJECTOR) == []
+
+
+def test_a_projector_that_is_not_for_images_is_not_loaded(
+    seeing: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(model_names, "available_memory", lambda: None)
+    opened = opened_name("acme/hearing-GGUF,slots=1", ModelHub(seeing.url, tmp_path))
+    assert opened.endswith("/hearing-Q8_0.gguf,slots=1,mmproj=none")
+    assert f"images are not available: {PROJECTOR} is not for images" in caplog.text
+
+
+async def test_a_server_of_a_model_with_a_projector_sees(
+    seeing: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_names, "available_memory", lambda: None)
+    opened = opened_name(f"{SEEING},context=512,slots=1", ModelHub(seeing.url, tmp_path))
+    texts = []
+    async with serve(engine=opened) as server, server.connect() as socket:
+        for seed in (1, 2):
+            image = {"type": "input_image", "image_url": data_url(png(40, 40, seed))}
+            response = await socket.response(
+                input=[{"role": "user", "content": [image]}], temperature=0, max_output_tokens=12
+            )
+            texts.append(response["output"][0]["content"][0]["text"])
+    assert texts[0] != texts[1]
 
 
 @pytest.mark.parametrize(

@@ -205,6 +205,8 @@ def _fetched(label: str, fetch: Fetch, room: int) -> Iterator[Finding]:
         is_enough = fetch.needed_memory <= memory
         remedy = "" if is_enough else "choose a smaller quantization, as ORG/REPO:QUANTIZATION"
         yield Finding(label, "ok" if is_enough else "warn", needed, remedy)
+    if fetch.blind:
+        yield Finding(label, "warn", fetch.blind, "choose a smaller quantization, as ORG/REPO:QUANTIZATION")
 
 
 async def _try_engine(label: str, name: str) -> list[Finding]:

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from slipring.base.errors import StartupError
-from slipring.engines.hub.gguf_variants import HubFile, Variant, choose, gigabytes, variants_of
+from slipring.engines.hub.gguf_variants import (
+    HubFile,
+    Variant,
+    choose,
+    gigabytes,
+    variants_of,
+    with_projector,
+)
 from slipring.engines.hub.resumed_download import BlobDownload, damaged, free_bytes, require_room, sha256
 
 if TYPE_CHECKING:
@@ -72,11 +79,14 @@ class ModelHub:
         self._cache = cache
         self._before_download = before_download
 
-    def find_gguf(self, name: HubName, memory: int | None) -> Variant:
-        """The variant of a GGUF model to serve. Raises ``StartupError``."""
+    def find_gguf(self, name: HubName, memory: int | None, *, sees: bool = False) -> Variant:
+        """The variant of a GGUF model to serve; ``sees``: with its projector, if the repository has one and
+        ``memory`` holds both. Raises ``StartupError``."""
         with _failures(name.repository):
-            variants = variants_of(self._files(name.repository))
-            return choose(name.repository, variants, name.quantization, memory)
+            files = self._files(name.repository)
+        variants = variants_of(files)
+        variant = choose(name.repository, variants, name.quantization, memory)
+        return with_projector(variant, variants, files, memory) if sees else variant
 
     def find_tokenizer(self, repository: str) -> list[HubFile]:
         """The files that describe a model's tokenizer and template. Raises ``StartupError``."""
@@ -89,11 +99,14 @@ class ModelHub:
             )
         return files
 
-    def fetch_gguf(self, name: HubName, memory: int | None) -> tuple[Variant, str]:
-        """Fetch a GGUF model, if the cache does not have it. Returns the variant and the path of its (first)
-        file. Raises ``StartupError``."""
-        variant = self.find_gguf(name, memory)
-        return variant, self._fetch_all(name.repository, variant.files)[0]
+    def fetch_gguf(
+        self, name: HubName, memory: int | None, *, sees: bool = False
+    ) -> tuple[Variant, str, str]:
+        """Fetch the variant that ``find_gguf`` finds, if the cache does not have it. Returns it, the path of
+        its (first) file and that of its projector, empty without one. Raises ``StartupError``."""
+        variant = self.find_gguf(name, memory, sees=sees)
+        paths = self._fetch_all(name.repository, variant.loaded)
+        return variant, paths[0], "" if variant.projector is None else paths[-1]
 
     def fetch_tokenizer(self, repository: str) -> str:
         """Fetch the files that describe a model's tokenizer and template. Returns their directory. Raises

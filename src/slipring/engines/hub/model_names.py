@@ -7,12 +7,13 @@ or as the model of ``llama``; ``tokenizer=ORG/REPO`` names the tokenizer of ``vl
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from msgspec import Struct
 
 from slipring.base.errors import StartupError
 from slipring.engines.hub.fitting_context import available_memory, fit
-from slipring.engines.hub.gguf_variants import gigabytes
+from slipring.engines.hub.gguf_variants import gigabytes, why_blind
 from slipring.engines.hub.model_hub import HubName, ModelHub, hub_name
 
 log = logging.getLogger("slipring")
@@ -20,6 +21,7 @@ log = logging.getLogger("slipring")
 _EMBEDDED = "llama"
 _WITH_TOKENIZER = ("vllm", "sglang")
 _TOKENIZER = "tokenizer="
+_PROJECTOR = "mmproj="
 _SIZES = ("context=", "slots=", "gpu_layers=")
 """Options with which a user has decided on the memory: none of it is chosen here."""
 
@@ -32,6 +34,8 @@ class Fetch(Struct, frozen=True):
     """Bytes that the cache does not have yet."""
     needed_memory: int = 0
     """Bytes with which the model can be served at all; 0 for a tokenizer."""
+    blind: str = ""
+    """Why the model will not see images, if the repository has a projector that would not be fetched."""
 
 
 def full_name(engine: str) -> str:
@@ -42,8 +46,9 @@ def full_name(engine: str) -> str:
 
 
 def opened_name(engine: str, hub: ModelHub) -> str:
-    """The engine with paths in place of hub names, fetched if need be, and with the context and slots that
-    fit the memory where the user named neither. Raises ``StartupError``."""
+    """The engine with paths in place of hub names, fetched if need be, with the projector of a model of the
+    hub and with the context and slots that fit the memory, where the user named none of these. Raises
+    ``StartupError``."""
     kind, _, rest = full_name(engine).partition(":")
     if kind in _WITH_TOKENIZER:
         return f"{kind}:{','.join(_with_tokenizer(kind, part, hub) for part in rest.split(','))}"
@@ -52,16 +57,20 @@ def opened_name(engine: str, hub: ModelHub) -> str:
         return engine
     memory, chosen = available_memory(), []
     if (name := hub_name(model)) is not None:
-        variant, model = hub.fetch_gguf(name, memory)
+        variant, model, projector = hub.fetch_gguf(name, memory, sees=_may_see(pairs))
         size = variant.size
         chosen.append(f"{name.repository} {variant}")
+        blind = why_blind(variant, memory)
+        if projector and not _is_for_images(projector):
+            projector, blind = "", f"images are not available: {Path(projector).name} is not for images"
+        if blind:
+            log.warning("%s: %s", name.repository, blind)
+        if projector or blind:
+            pairs.append(f"{_PROJECTOR}{projector or 'none'}")
     else:
         size = Path(model).stat().st_size if Path(model).exists() else 0
     if size and not any(pair.startswith(_SIZES) for pair in pairs):
-        # In front of other engines, what reads vocabularies need not be installed.
-        from slipring.engines.tokens.model_files import read_gguf
-
-        fitting = fit(read_gguf(_EMBEDDED, model), size, memory)
+        fitting = fit(_metadata(model), size, memory)
         if fitting is not None:
             pairs += [f"context={fitting.context}", f"slots={fitting.slots}"]
             chosen.append(f"{fitting}, because {gigabytes(memory or 0)} of memory are available")
@@ -101,10 +110,13 @@ def to_fetch(engine: str, hub: ModelHub) -> Fetch | None:
     kind, _, rest = full_name(engine).partition(":")
     model, *pairs = rest.split(",")
     if kind == _EMBEDDED and (name := hub_name(model)) is not None:
-        variant = hub.find_gguf(name, available_memory())
-        size = hub.missing_bytes(name.repository, variant.files)
-        return Fetch(f"{name.repository} {variant}", size, variant.needed) if size else None
-    repositories = [found.repository for pair in pairs if (found := _tokenizer_name(kind, pair)) is not None]
+        memory = available_memory()
+        variant = hub.find_gguf(name, memory, sees=_may_see(pairs))
+        size = hub.missing_bytes(name.repository, variant.loaded)
+        found = Fetch(f"{name.repository} {variant}", size, variant.needed, why_blind(variant, memory))
+        return found if size else None
+    named = (_tokenizer_name(kind, pair) for pair in pairs)
+    repositories = [each.repository for each in named if each is not None]
     for repository in repositories:
         size = hub.missing_bytes(repository, hub.find_tokenizer(repository))
         if size:
@@ -121,6 +133,23 @@ def inspected_name(text: str, hub: ModelHub) -> str:
         return f"{hub.fetch_description(name)}{comma}{rest}"
     kind = text.partition(":")[0]
     return opened_name(text, hub) if kind in _WITH_TOKENIZER else text
+
+
+def _may_see(pairs: Sequence[str]) -> bool:
+    """Whether the options leave the projector to us."""
+    return not any(pair.startswith(_PROJECTOR) for pair in pairs)
+
+
+def _is_for_images(projector: str) -> bool:
+    """Whether a projector is one for images: some are for sounds alone."""
+    return bool(_metadata(projector).get("clip.has_vision_encoder"))
+
+
+def _metadata(path: str) -> dict[str, Any]:
+    # In front of other engines, what reads vocabularies need not be installed.
+    from slipring.engines.tokens.model_files import read_gguf
+
+    return read_gguf(_EMBEDDED, path)
 
 
 def _with_tokenizer(kind: str, pair: str, hub: ModelHub) -> str:
