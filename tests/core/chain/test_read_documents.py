@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from msgspec import structs
 
 from slipring.base.errors import InvalidRequest
 from slipring.core.chain.fetched_images import fetched_form
@@ -193,6 +194,22 @@ def test_pages_are_charged_like_a_request_until_the_turn_ends():
     assert requests.used_bytes - before >= 2 * len(PAGE)
     connection.finish()
     assert requests.used_bytes == 0
+
+
+def test_pages_that_are_smaller_than_what_was_fetched_with_their_file_return_bytes():
+    server = Server.reading_documents()
+    server.ports = structs.replace(server.ports, fetches_images=True)
+    connection = Connection(server)
+    long = DATA + "A" * 4000
+    connection.create(model="seeing", input=[message([image("https://a.example/b.png"), file(long)])])
+    sent = server.requests.used_bytes
+    connection.fetch({"https://a.example/b.png": PIXEL})
+    fetched = server.requests.used_bytes
+    assert fetched > sent
+    connection.read_pages({Document(long): [Page("One")]})
+    assert sent < server.requests.used_bytes < fetched
+    connection.finish()
+    assert server.requests.used_bytes == 0
 
 
 def test_pages_beyond_what_a_tenant_may_hold_are_refused():

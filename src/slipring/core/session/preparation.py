@@ -130,10 +130,9 @@ def show_images(turn: Turn, shared: SessionState, fetched: Fetched) -> None:
 def show(turn: Turn, shared: SessionState, items: tuple[Item, ...]) -> None:
     """Replace the input of a turn by the same items with what the server has added to them, which is charged
     to the tenant like what a client sends. Raises ``RateLimited`` or ``Unavailable``."""
-    added = _size(items) - _size(turn.bound.input)
-    if added > 0:
-        shared.charges.require_room(added)
-        shared.charges.take(turn, added)
+    added = _size(items) - _size(turn.bound.input)  # less than 0 if pages are smaller than their file
+    shared.charges.require_room(added)
+    shared.charges.take(turn, added)
     turn.bound = structs.replace(turn.bound, input=items)
 
 
