@@ -17,6 +17,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 COMMANDS = {
     "agents/*": "benchmarks/many_agents.py",
     "agents_pressure*": "benchmarks/many_agents.py --pauses with",
+    "pictures": "benchmarks/peers/pictures.py vllm vllm-chat llama --write",
     "claude_code": "benchmarks/peers/replay.py vllm llama-server",
     "engines/*": "benchmarks/peers/engines.py",
     "gateways": "benchmarks/peers/gateways.py",

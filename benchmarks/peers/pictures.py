@@ -30,7 +30,9 @@ import aiohttp
 from model import write_seeing_vocabulary
 from servers import CONTEXT, DIRECTORY, ROOT, VLLM_PYTHON, Server, _running, free_port, llama_server, vllm
 
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = (str(ROOT), str(ROOT / "benchmarks"))
+
+from common import keep
 
 from tests.pictures import data_url, png
 from tests.prompts.gguf_writer import write_projector, write_tiny_model
@@ -281,8 +283,7 @@ def report(found: dict[str, Any]) -> int:
 
 def write(found: dict[str, Any]) -> None:
     before = json.loads(RECORD.read_text())["engines"] if RECORD.exists() else {}
-    record = {"screenshot_bytes": len(SCREENSHOT), "turns": TURNS, "engines": before | found}
-    RECORD.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    keep("pictures", {"screenshot_bytes": len(SCREENSHOT), "turns": TURNS, "engines": before | found})
 
 
 if __name__ == "__main__":
