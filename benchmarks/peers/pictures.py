@@ -30,7 +30,8 @@ import aiohttp
 from model import write_seeing_vocabulary
 from servers import CONTEXT, DIRECTORY, ROOT, VLLM_PYTHON, Server, _running, free_port, llama_server, vllm
 
-sys.path[:0] = (str(ROOT), str(ROOT / "benchmarks"))
+sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from common import keep
 
