@@ -253,7 +253,7 @@ async def test_a_prompt_may_be_cached_only_after_the_engine_has_begun_for_its_te
 
     engine = object.__new__(LlamaEngine)
     engine.renderer = renderer("chatml in small")
-    engine.model = SimpleNamespace(context=999, llguidance=False, sampling=Sampling())  # type: ignore[assignment]
+    engine.model = SimpleNamespace(context=999, llguidance=False, sees=False, sampling=Sampling())  # type: ignore[assignment]
     engine._host = Host("", "")
     engine._api = Completes(engine._host)
     engine._slots = Slots(range(1), SavedContexts(FakeServer(1), 0))
@@ -293,7 +293,7 @@ async def test_a_fork_runs_on_a_copy_of_a_context_that_is_being_prefilled() -> N
     engine = object.__new__(LlamaEngine)
     engine.serves_one_tenant = False
     engine.renderer = renderer("chatml in small")
-    engine.model = SimpleNamespace(context=9999, llguidance=False, sampling=Sampling())  # type: ignore[assignment]
+    engine.model = SimpleNamespace(context=9999, llguidance=False, sees=False, sampling=Sampling())  # type: ignore[assignment]
     engine._host = Host("", "")
     engine._api = Completes(engine._host)
     engine._slots = Slots(range(2), SavedContexts(server, PLENTY))
