@@ -122,18 +122,18 @@ def remote_images(turn: Turn, shared: SessionState) -> tuple[str, ...]:
     return fetched_images.remote_urls(turn.bound.input)
 
 
-def show_images(turn: Turn, shared: SessionState, fetched: Fetched) -> None:
-    """Add these images to the input of a turn. Raises ``ApiError``."""
-    show(turn, shared, fetched_images.opened(turn.bound.input, fetched))
+def with_images(turn: Turn, shared: SessionState, fetched: Fetched) -> Bound:
+    """What a turn is bound to, with these images in its input. Raises ``ApiError``."""
+    return with_added(turn, shared, fetched_images.opened(turn.bound.input, fetched))
 
 
-def show(turn: Turn, shared: SessionState, items: tuple[Item, ...]) -> None:
-    """Replace the input of a turn by the same items with what the server has added to them, which is charged
-    to the tenant like what a client sends. Raises ``RateLimited`` or ``Unavailable``."""
+def with_added(turn: Turn, shared: SessionState, items: tuple[Item, ...]) -> Bound:
+    """What a turn is bound to, with the same items and what the server has added to them, which is charged to
+    the tenant like what a client sends. Raises ``RateLimited`` or ``Unavailable``."""
     added = _size(items) - _size(turn.bound.input)  # less than 0 if pages are smaller than their file
     shared.charges.require_room(added)
     shared.charges.take(turn, added)
-    turn.bound = structs.replace(turn.bound, input=items)
+    return structs.replace(turn.bound, input=items)
 
 
 def _size(items: tuple[Item, ...]) -> int:

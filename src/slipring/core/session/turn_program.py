@@ -112,9 +112,9 @@ class TurnProgram:
         with preparation.in_clients_terms(turn.bound.inserted):
             await self._resolve_tools()
             if urls := preparation.remote_images(turn, shared):
-                preparation.show_images(turn, shared, await FetchImages(turn, urls))
+                turn.bound = preparation.with_images(turn, shared, await FetchImages(turn, urls))
             if (read := preparation.unread_documents(turn, shared)) is not None:
-                preparation.show(turn, shared, await read)
+                turn.bound = preparation.with_added(turn, shared, await read)
             turn.prepared, turn.planned = preparation.prepare(turn, shared)
             if not shared.counts_only:
                 preparation.inspect(turn)
