@@ -16,7 +16,7 @@ from typing import Any
 import hosted_tools
 import load
 import loop_scheduling
-from budgets import all_budgets
+from budgets import Budget, all_budgets
 from common import RESULTS, added, spread
 
 from slipring.commands.bench import results
@@ -190,9 +190,9 @@ def sections() -> dict[str, dict[str, str]]:
         "loops": {
             "loops": loop_tables(loops),
             "stages": stage_table(loops, "coding"),
-            "fast": loop_tables(fast),
+            "fast": loop_tables(fast, _SHOWN),
             "deep": loop_tables(deep),
-            "recognised": loop_tables(recognised),
+            "recognised": loop_tables(recognised, _SHOWN, ("coding",)),
         },
         "speculation": {"speculation": speculation_table()},
         "many-agents": {
@@ -285,15 +285,43 @@ def _where(record: dict[str, Any]) -> str:
 
 
 def budget_table() -> str:
+    found = all_budgets()
     lines = ["| what | budget | measured: median (range) | |", "| --- | --- | --- | --- |"]
-    lines += [f"| {b.what} | {b.budget} | {b.measured} | {b.verdict} |" for b in all_budgets()]
-    return "\n".join(lines)
+    lines += [
+        f"| {b.what} | {b.budget} | {b.measured} | {b.verdict} |"
+        for b in found
+        if b.where != "engine_overhead"
+    ]
+    return "\n".join((*lines, "", *_engine_lines([b for b in found if b.where == "engine_overhead"])))
 
 
-def loop_tables(record: BenchRecord) -> str:
+def _engine_lines(budgets: list[Budget]) -> list[str]:
+    """What slipring adds to a turn, a row for each engine."""
+    titles: dict[str, None] = {}
+    rows: dict[str, list[str]] = {}
+    for each in budgets:
+        what, _, engine = each.what.partition(", in front of ")
+        titles[what] = None
+        measured = re.sub(r" with .* of history$", "", each.measured)
+        rows.setdefault(engine, []).append(f"{measured}; {each.budget}: {each.verdict}")
+    return [
+        f"| in front of | {' | '.join(titles)} |",
+        "| --- |" + " --- |" * len(titles),
+        *(f"| {engine} | {' | '.join(cells)} |" for engine, cells in rows.items()),
+    ]
+
+
+_SHOWN = ("http-full", "http-chained", "websocket")
+"""The modes that tables show which repeat a measurement under another condition."""
+
+
+def loop_tables(record: BenchRecord, modes: tuple[str, ...] = (), workloads: tuple[str, ...] = ()) -> str:
+    """A table for each workload, with a row for each mode. Nothing named means all."""
     parts = []
-    summaries = summarise(record)
+    summaries = [each for each in summarise(record) if not modes or each.mode in modes]
     for workload in record.workloads:
+        if workloads and workload.name not in workloads:
+            continue
         parts.append(f"**{workload.title}**: {workload.about}\n")
         parts.append("| mode | loop | a turn | to the first token | sent | CPU per turn |")
         parts.append("| --- | --- | --- | --- | --- | --- |")
