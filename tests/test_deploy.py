@@ -51,8 +51,6 @@ LIFETIME_S = LIMITS.max_age_s + LIMITS.age_grace_s
 DRAIN_S = LIMITS.drain_timeout_s + 10  # with ticks, farewells, and what is closed at the end
 
 
-
-
 def in_file(path: Path, pattern: str) -> list[str]:
     """What a pattern finds in a file, comments left out; something it must find."""
     found = re.findall(pattern, re.sub(r"^\s*#.*$", "", path.read_text(), flags=re.MULTILINE))
