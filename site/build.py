@@ -35,6 +35,7 @@ def prepare(urls: dict[str, str], files: str, version: str) -> Path:
     for page in pages.rglob("*.md"):
         text = with_links_to_source(page.read_text(encoding="utf-8"), page.relative_to(pages), files)
         page.write_text(with_both_palettes(text, page), encoding="utf-8")
+    shutil.copy(Path(__file__).with_name("extra.css"), pages)
     config = BUILD / "mkdocs.yml"
     added = {
         "site_dir": f"site/{version}",
