@@ -35,7 +35,7 @@ from instant_upstream import digest
 from slipring.commands.bench.workloads.prose import Prose
 from slipring.protocol import requests, wire
 from slipring.protocol.chat_completions.translation import ChatTranslation
-from slipring.protocol.endpoints.resent_messages import Piece
+from slipring.protocol.endpoints.translated_messages import Piece
 from slipring.protocol.endpoints.translation import Translation
 from slipring.protocol.items import Item
 from slipring.protocol.messages.translation import MessagesTranslation

@@ -6,8 +6,7 @@ from typing import Any
 
 from jsonschema import Draft202012Validator
 
-from slipring.commands.openapi.document import document
-from slipring.commands.openapi.operations import Operation
+from slipring.commands.openapi.operations import Operation, document
 
 DOCUMENT = document()
 

@@ -10,12 +10,12 @@ import msgspec
 import pytest
 
 from slipring.commands.inspection import model_source
-from slipring.engines.constraints import answer_grammar
+from slipring.engines.constraints import llama_grammar
 from slipring.engines.llama import served_model
 from slipring.engines.simulated import tokenized
 from slipring.engines.tokens.model_files import read_gguf
 from slipring.prompts.templates import probed_template
-from slipring.prompts.templates.chat_template import ChatTemplate
+from slipring.prompts.templates.jinja_engines import ChatTemplate
 from slipring.prompts.tokenization.tokenizer import Tokenizer
 
 
@@ -30,7 +30,7 @@ def made_once() -> Iterator[None]:
         patch.setattr(probed_template, "ChatTemplate", cache(ChatTemplate))
         # Trying takes most of the time of compiling, its result depends on the text only, and the same few
         # schemas are part of the grammars of most tests.
-        patch.setattr(answer_grammar, "_grammar_error", cache(answer_grammar._grammar_error))
+        patch.setattr(llama_grammar, "_grammar_error", cache(llama_grammar._grammar_error))
         yield
 
 

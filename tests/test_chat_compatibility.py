@@ -24,7 +24,7 @@ from openai.types.chat import (
 )
 from pydantic import BaseModel
 
-from slipring.protocol.chat_completions import answer, completion, history, request
+from slipring.protocol.chat_completions import completion, history, requests
 from tests.chat_api import USER, Chat, Json
 from tests.harness import serve
 from tests.protocol.chat_completions.sent import translated
@@ -128,9 +128,9 @@ def test_the_page_names_the_version_of_the_tested_package() -> None:
 def test_every_field_of_the_package_is_listed() -> None:
     known = set(typing.get_type_hints(completion_create_params.CompletionCreateParamsBase)) | {"stream"}
     assert known - FIELDS.keys() == set()
-    own = set(request.ChatRequest.__struct_fields__) | set(request._NEUTRAL)
+    own = set(requests.ChatRequest.__struct_fields__) | set(requests._NEUTRAL)
     assert own - FIELDS.keys() == set()
-    assert FIELDS.keys() - known - set(request._NEUTRAL) == EXTENSIONS
+    assert FIELDS.keys() - known - set(requests._NEUTRAL) == EXTENSIONS
     assert SAMPLES.keys() == FIELDS.keys()
 
 
@@ -174,7 +174,7 @@ def _sent(heading: str) -> set[str]:
     ("heading", "model", "own"),
     [
         ("Completions", ChatCompletion, completion.ChatCompletion),
-        ("Choices", ChatCompletionMessage, answer.AnswerMessage),
+        ("Choices", ChatCompletionMessage, completion.AnswerMessage),
         ("Chunks", ChatCompletionChunk, completion.ChatChunk),
         ("Deltas", chat_completion_chunk.ChoiceDelta, completion.ChunkDelta),
     ],

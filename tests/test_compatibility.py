@@ -36,11 +36,11 @@ from pydantic import BaseModel
 import slipring
 from slipring.base import errors
 from slipring.base.errors import ApiError, UnsupportedParameter
-from slipring.config.checks import CheckEntry
+from slipring.config.tables import CheckEntry
 from slipring.core.byte_ledger import Ledger
 from slipring.core.chain.head import KnownHeads
-from slipring.core.chain.hosted_items import HOSTED
-from slipring.core.chain.known_contexts import KnownContexts, KnownItems
+from slipring.core.chain.hosted_items_in_context import HOSTED
+from slipring.core.chain.resent_history import KnownContexts, KnownItems
 from slipring.core.chain.state_cache import ConnectionCache
 from slipring.core.checks.known_verdicts import KnownVerdicts
 from slipring.core.checks.policies import NO_POLICY

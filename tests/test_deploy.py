@@ -123,7 +123,7 @@ def test_every_file_is_spoken_of() -> None:
 )
 def test_paths_that_are_asked_or_hidden_are_served(file: str, pattern: str) -> None:
     routes = (ROOT / "src/slipring/server/endpoints/app.py").read_text() + (
-        ROOT / "src/slipring/server/cluster/peers.py"
+        ROOT / "src/slipring/server/peers.py"
     ).read_text()
     for path in in_file(DEPLOY / file, pattern):
         assert f'"{path}"' in routes

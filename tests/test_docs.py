@@ -14,9 +14,8 @@ import pytest
 
 from slipring import __version__
 from slipring.commands.cli import build_parser
-from slipring.config.checks import CheckEntry
-from slipring.config.mcp_registrations import McpRegistration
 from slipring.config.settings import from_namespace
+from slipring.config.tables import CheckEntry, McpRegistration
 from slipring.core.limits import Limits
 from slipring.core.session import actions
 from slipring.core.session.actions import Action, Work

@@ -12,12 +12,12 @@ from pathlib import Path
 
 SRC = Path(__file__).parent.parent / "src" / "slipring"
 
-CLIENT_PARTS = ("commands.client_environment", "commands.errors", "commands.flags")
+CLIENT_PARTS = ("commands.flags",)
 ALLOWED: dict[str, tuple[str, ...]] = {
     "base": ("base",),
     "protocol": ("base.errors", "protocol"),
     "core": ("base.errors", "protocol", "core"),
-    "config": ("base.spelling", "core.checks", "core.limits", "config"),
+    "config": ("base.errors", "core.checks", "core.limits", "config"),
     "prompts": (
         *("base.errors", "protocol", "core.generation", "core.chain.head", "core.token_estimates"),
         "prompts",
@@ -28,13 +28,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("base", "protocol", "core.generation", "core.chain.head", "core.limits", "core.token_estimates"),
         *("prompts", "sandbox", "observation.live_messages", "engines"),
     ),
-    "engines.vllm.replica_header": (),
-    "engines.vllm.session_turns": (),
-    "engines.vllm.session_scheduler": ("engines.vllm.session_turns",),
-    "engines.vllm.sessions_plugin": ("engines.vllm.replica_header", "engines.vllm.session_scheduler"),
+    "engines.vllm.plugin": ("engines.vllm.plugin",),
     "mcp": ("", "base.surrogates", "mcp"),
     "safety": (
-        *("base.connection_failures", "base.errors", "config.checks", "protocol", "sandbox", "core.checks"),
+        *("base.connection_failures", "base.errors", "config.tables", "protocol", "sandbox", "core.checks"),
         *("core.chain", "core.generation", "core.tenant_entries", "core.turn.response_object", "safety"),
     ),
     "stores": ("base.errors", "protocol", "core", "stores"),
@@ -45,7 +42,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "commands": ("", "base", "config", "commands"),
     "commands.bench": ("", "base", "observation.drawing_files", *CLIENT_PARTS, "commands.bench"),
     "commands.chat": ("base", *CLIENT_PARTS, "commands.chat"),
-    "commands.config_file": ("base", "config", "engines.catalog", "engines.hub", "server"),
+    "commands.config": ("base", "config", "engines.catalog", "engines.hub", "server"),
     "commands.doctor": ("base", "config.settings", "engines", "server", "stores", "commands.doctor"),
     "commands.inspection": (
         *("base", "protocol", "core.generation", "core.chain", "core.turn.response_object", "prompts"),
@@ -56,10 +53,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "commands.models": ("base", "engines.hub"),
     "commands.openapi": ("", "protocol", "commands.openapi"),
     "commands.serve": (
-        *("", "base", "config.settings", "engines.hub", "server", "commands.client_environment"),
-        *("commands.config_file", "commands.doctor.checks"),
+        *("", "base", "config.settings", "engines.hub", "server", "commands.config", "commands.doctor"),
+        "commands.flags",
     ),
-    "commands.top": ("base", "protocol.turn_report", "observation", "commands.errors", "commands.top"),
+    "commands.top": ("base", "protocol.turn_report", "observation", "commands.flags", "commands.top"),
     "__main__": ("", "base.standard_streams", "commands.cli"),
     "__init__": (),
 }

@@ -13,7 +13,7 @@ from typing import TextIO
 
 import pytest
 
-from slipring.base.progress import ProgressLine, bar
+from slipring.base.progress_line import ProgressLine, bar
 from slipring.commands.bench.command import BenchProgress
 from slipring.commands.bench.load.results import Level
 from slipring.commands.bench.load.terminal import LoadProgress

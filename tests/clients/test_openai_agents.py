@@ -12,7 +12,7 @@ from anyio.from_thread import BlockingPortal
 from openai import AsyncOpenAI, NotFoundError
 from pydantic import BaseModel
 
-from slipring.config.checks import CheckEntry
+from slipring.config.tables import CheckEntry
 from tests import late
 from tests.harness import FAST, PuppetEngine
 from tests.relay import Served

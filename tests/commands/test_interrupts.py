@@ -63,7 +63,7 @@ MOMENTS = {
     "chat": ["slipring.commands.chat.run", "aiohttp", "slipring.commands.chat.connection"],
     "top": ["slipring.commands.top.run", "aiohttp"],
     "keys": ["slipring.commands.keys", "apsw"],
-    "openapi": ["slipring.commands.openapi.document"],
+    "openapi": ["slipring.commands.openapi.operations"],
     "bench": ["slipring.commands.bench.command", "uvloop"],
     "load": ["slipring.commands.bench.load.command", "uvloop"],
     "launch": ["slipring.commands.launch.command", "slipring.base.connection_failures"],
@@ -107,7 +107,7 @@ async def test_a_late_interrupt_prints_no_traceback(command: str, tmp_path: Path
 
 async def test_an_interrupt_that_is_ignored_stays_ignored(tmp_path: Path) -> None:
     ignoring = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
-    script = ignoring + AT_IMPORT.format(name="slipring.commands.openapi.document")
+    script = ignoring + AT_IMPORT.format(name="slipring.commands.openapi.operations")
     code, out, _ = await run(script, "openapi", directory=tmp_path)
     assert code == 0
     assert '"openapi"' in out

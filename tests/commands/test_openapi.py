@@ -13,7 +13,7 @@ from slipring.commands.openapi.operations import OPERATIONS, Operation
 from slipring.protocol import client_tools
 from slipring.protocol.hosted.builtin_tools import BuiltinKind
 from slipring.protocol.items import CARRIED_TYPES, TOOL_SEARCH
-from slipring.server.cluster import peers
+from slipring.server import peers
 from tests.described import DOCUMENT, check_answer, complaints, validator
 from tests.harness import WEATHER, Running, serve
 from tests.protocol.test_items import GOOD

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from slipring.config.checks import CheckEntry, PolicyEntries, read_checks, read_policies
-from slipring.config.tables import TableError
+from slipring.config.tables import CheckEntry, PolicyEntries, TableError, read_checks, read_policies
 from slipring.core.checks.policies import KINDS
 
 SMALL = {"name": "a", "source": "patterns"}

@@ -6,16 +6,16 @@ import tomllib
 
 import pytest
 
-from slipring.config.mcp_registrations import (
+from slipring.config.settings import Config
+from slipring.config.tables import (
     BuiltinMapping,
     HeaderVariable,
     McpRegistration,
+    TableError,
     read_builtin_tools,
     read_mcp_registrations,
 )
-from slipring.config.settings import Config
-from slipring.config.tables import TableError
-from slipring.server.hosted_tools.registry import Registry
+from slipring.server.hosted_tools.permitted_servers import Registry
 from slipring.server.process.worker_messages import Assignment, decode_command, encode
 from tests.config.test_config import WriteToml, load, refusal, toml
 from tests.test_docs import ROOT

@@ -10,7 +10,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from slipring.commands.cli import main
-from slipring.config import checks, mcp_registrations, models, toml_schema
+from slipring.config import tables, toml_schema
 from slipring.config.settings import SETTINGS
 
 ROOT = Path(__file__).parents[2]
@@ -30,11 +30,11 @@ def test_the_schema_is_one() -> None:
 @pytest.mark.parametrize(
     ("table", "rules"),
     [
-        (toml_schema.MODEL, models._RULES),
-        (toml_schema.MCP, mcp_registrations._RULES),
-        (toml_schema.BUILTIN_TOOL, mcp_registrations._BUILTIN_RULES),
-        (toml_schema.CHECK, checks._KEYS),
-        (toml_schema.MODEL["properties"]["defaults"], models._DEFAULTS),
+        (toml_schema.MODEL, tables._MODEL_RULES),
+        (toml_schema.MCP, tables._MCP_RULES),
+        (toml_schema.BUILTIN_TOOL, tables._BUILTIN_RULES),
+        (toml_schema.CHECK, tables._KEYS),
+        (toml_schema.MODEL["properties"]["defaults"], tables._DEFAULTS),
     ],
 )
 def test_a_table_has_the_keys_that_are_read(table: dict[str, Any], rules: dict[str, object]) -> None:

@@ -21,13 +21,13 @@ from slipring.core.byte_ledger import Ledger
 from slipring.core.chain import read_documents
 from slipring.core.chain.fetched_images import Fetched
 from slipring.core.chain.head import Head, KnownHeads
-from slipring.core.chain.hosted_items import call_item
+from slipring.core.chain.hosted_items_in_context import call_item
 from slipring.core.chain.input_items import BrokenSeal
-from slipring.core.chain.known_contexts import KnownContexts, KnownItems
 from slipring.core.chain.read_documents import ReadPages
+from slipring.core.chain.resent_history import KnownContexts, KnownItems
 from slipring.core.chain.state import Carry, ResponseState
 from slipring.core.chain.state_cache import ConnectionCache, SharedScopes
-from slipring.core.checks.gate import Inspection
+from slipring.core.checks.answer_gate import Inspection
 from slipring.core.checks.known_verdicts import KnownVerdicts
 from slipring.core.checks.policies import NO_POLICY, Policy, checks_of
 from slipring.core.checks.policies import Check as SafetyCheck

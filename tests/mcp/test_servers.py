@@ -24,7 +24,7 @@ from slipring.mcp import (
 )
 from slipring.mcp.pool import Pool
 from slipring.mcp.servers import check_headers
-from slipring.mcp.transports.public_addresses import AddressNotPublic, is_public_address, public_socket
+from slipring.mcp.transports.address_policy import AddressNotPublic, is_public_address, public_socket
 from tests.mcp.fakes import Exchange, FakeServer, Reply, at, error, serving
 
 PUBLIC = ["8.8.8.8", "1.1.1.1", "93.184.215.14", "2606:4700:4700::1111", "2a00:1450:4001:830::200e"]

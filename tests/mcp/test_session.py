@@ -9,9 +9,19 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from slipring.mcp import ConnectionLost, Malformed, McpFailure, McpLimits, Outcome, ToolList, ToolResult
-from slipring.mcp.protocol.actions import Abandon, Action, Agreement, Finish, Report, Send
 from slipring.mcp.protocol.json_rpc import decode_messages
-from slipring.mcp.protocol.session import LEGACY_VERSIONS, MODERN_VERSION, McpSession, State
+from slipring.mcp.protocol.session import (
+    LEGACY_VERSIONS,
+    MODERN_VERSION,
+    Abandon,
+    Action,
+    Agreement,
+    Finish,
+    McpSession,
+    Report,
+    Send,
+    State,
+)
 
 LIMITS = McpLimits(max_pages=3, max_tools=5, max_input_rounds=2, max_result_bytes=500)
 ids = st.one_of(st.integers(0, 12), st.integers(0, 12).map(str), st.none(), st.text(max_size=3))

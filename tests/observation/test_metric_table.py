@@ -8,9 +8,9 @@ import pytest
 
 from slipring.observation import metric_table as table
 from slipring.protocol.turn_report import OWN_STAGES
-from slipring.server.cluster.state_lookup import Source
-from slipring.server.connections.connection_limits import DropReason
+from slipring.server.connections.open_connections import DropReason
 from slipring.server.observation.ended_turns import Transport
+from slipring.server.state_lookup import Source
 from tests.observation.reference import reference
 
 BEGIN, END = "<!-- metrics: begin -->\n", "\n<!-- metrics: end -->"

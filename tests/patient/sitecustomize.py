@@ -11,16 +11,16 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
 _S = 600.0
-_DEFAULTS = {("slipring.config.checks", "CheckEntry"): {"timeout_s": _S}}
+_DEFAULTS = {("slipring.config.tables", "CheckEntry"): {"timeout_s": _S}}
 """By module and class: parameters that are not given."""
 _LIMITS: dict[str, dict[str, float]] = {
     "slipring.commands.chat.connection": {"_OPEN_TIMEOUT_S": _S, "_MODELS_TIMEOUT_S": _S},
-    "slipring.commands.launch.server": {"_TIMEOUT_S": _S, "_STOP_TIMEOUT_S": _S},
-    "slipring.config.checks": {},
+    "slipring.commands.launch.command": {"_TIMEOUT_S": _S, "_STOP_TIMEOUT_S": _S},
+    "slipring.config.tables": {},
     "slipring.engines.responses.engine": {"_COUNT_S": _S},
     "slipring.engines.tokens.sessions": {"_PATIENCE_S": _S},
     "slipring.mcp.transports.http_sse": {"_NOTICE_S": _S},
-    "slipring.mcp.transports.registered_addresses": {"_LOOKUP_S": _S},
+    "slipring.mcp.transports.address_policy": {"_LOOKUP_S": _S},
     "slipring.mcp.transports.streamable_http": {"_NOTICE_S": _S},
     "slipring.safety.sources.moderations": {"_CONNECT_TIMEOUT_S": _S},
     "slipring.sandbox.sandbox": {"_START_TIMEOUT_S": _S},

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from slipring.config.checks import CheckEntry
+from slipring.config.tables import CheckEntry
 from slipring.core.checks.verdicts import Subject
 from slipring.core.tenant_entries import TenantCache
 from slipring.safety.source import Findings

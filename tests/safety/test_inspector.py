@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from slipring.base.errors import StartupError
-from slipring.config.checks import CheckEntry, PolicyEntries
+from slipring.config.tables import CheckEntry, PolicyEntries
 from slipring.core.checks.policies import NO_POLICY
 from slipring.safety.inspector import Inspector
 from tests.safety.checking import Clock, ControlledSource, said

@@ -15,9 +15,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from slipring.config.checks import CheckEntry
-from slipring.config.mcp_registrations import McpRegistration
 from slipring.config.settings import Config
+from slipring.config.tables import CheckEntry, McpRegistration
 from tests.commands.test_cli import COMMAND, environment, launched, refused_here
 from tests.harness import WEATHER, PuppetEngine, serve
 from tests.postgres import Postgres

@@ -10,8 +10,7 @@ import pytest
 from slipring.core.limits import Limits
 from slipring.engines.base import Engine
 from slipring.server import periodic_tasks
-from slipring.stores.key_token import Token
-from slipring.stores.keys import Key
+from slipring.stores.keys import Key, Token
 from slipring.stores.store import Store, open_store
 from tests.harness import FAST, Running, serve
 

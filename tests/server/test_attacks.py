@@ -20,7 +20,7 @@ import pytest
 from yarl import URL
 
 from slipring.core.generation import Accepted, Emit, Finished, Job, Text, deliver
-from slipring.server.cluster.peers import PATH, TENANT
+from slipring.server.peers import PATH, TENANT
 from tests.harness import TERMINAL, PuppetEngine, Running, Socket, serve
 from tests.server.cluster.test_parking import cut
 from tests.server.issuing import issue, revoke

@@ -9,7 +9,7 @@ import pytest
 
 from slipring.core.limits import Limits
 from slipring.server.service import shutting_down
-from slipring.stores.key_token import Token
+from slipring.stores.keys import Token
 from tests.chat_api import USER, Chat, Json, joined
 from tests.chat_wire import read_stream
 from tests.harness import PuppetEngine, serve

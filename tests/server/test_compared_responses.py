@@ -3,7 +3,7 @@
 import pytest
 
 from slipring.base.errors import Unavailable
-from slipring.server.cluster.state_lookup import StoredStates
+from slipring.server.state_lookup import StoredStates
 from tests.harness import serve
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from slipring.config.checks import CheckEntry
+from slipring.config.tables import CheckEntry
 from slipring.core.generation import Capabilities
 from tests.engines.fakes.server import Say, Stop
 from tests.engines.fakes.tokens import CONTEXT, tokenizer_directory

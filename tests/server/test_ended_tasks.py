@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from aiohttp import WSMsgType
 
-from slipring.config.checks import CheckEntry
+from slipring.config.tables import CheckEntry
 from slipring.core.checks.verdicts import Subject
 from slipring.core.generation import (
     Accepted,

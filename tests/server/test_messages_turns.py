@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from anthropic import AsyncAnthropic
 
-from slipring.config.checks import CheckEntry
-from slipring.config.mcp_registrations import McpRegistration
+from slipring.config.tables import CheckEntry, McpRegistration
 from slipring.core.generation import CallArguments, CallEnded, CallStarted
 from slipring.core.limits import Limits
 from slipring.server.observation.ended_turns import EndedTurn

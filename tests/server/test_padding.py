@@ -8,7 +8,7 @@ import pytest
 from slipring.protocol import wire
 from slipring.protocol.events import PADDED, Event, OutputTextDelta, RefusalDone
 from slipring.protocol.requests import CreateRequest, StreamOptions
-from slipring.server.padding import STEP, padded_send
+from slipring.server.transports.obfuscation import STEP, padded_send
 from tests.harness import WEATHER, serve
 
 

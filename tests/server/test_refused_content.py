@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 from msgspec import Raw, Struct
 
-from slipring.config.checks import CheckEntry
-from slipring.config.mcp_registrations import BuiltinMapping
+from slipring.config.tables import BuiltinMapping, CheckEntry
 from slipring.core.checks.verdicts import Subject
 from slipring.core.generation import (
     Accepted,

@@ -11,7 +11,7 @@ from msgspec import Raw
 
 from slipring.base.errors import ApiError
 from slipring.core.byte_ledger import Ledger
-from slipring.core.chain.known_contexts import KnownItems
+from slipring.core.chain.resent_history import KnownItems
 from slipring.core.ports import NO_BETAS
 from slipring.core.session import client_events
 from slipring.protocol import wire

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from slipring.config.checks import CheckEntry
-from slipring.core.checks.gate import MOST_BYTES
+from slipring.config.tables import CheckEntry
+from slipring.core.checks.answer_gate import MOST_BYTES
 from slipring.core.checks.verdicts import Subject
 from slipring.core.generation import Text
 from tests.harness import TERMINAL, PuppetEngine, Running, serve

@@ -8,8 +8,8 @@ wrong.
 from collections.abc import Sequence
 from typing import Any
 
-from slipring.commands.bench.verify.checks import Expectation, find_faults
-from slipring.commands.bench.verify.digests import Digest, find_digest
+from slipring.commands.bench.verify.answers import Expectation, find_faults
+from slipring.commands.bench.verify.history import Digest, find_digest
 from slipring.commands.bench.workloads.plan import Need
 
 Json = dict[str, Any]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from slipring.config.models import ModelEntry
+from slipring.config.tables import ModelEntry
 from slipring.core.limits import Limits
 from tests.harness import serve
 from tests.soak.chains import Chain, Wrong, message

@@ -13,7 +13,7 @@ import aiohttp
 import apsw
 from aiohttp import web
 
-from slipring.server.cluster.peers import PATH, SIGNATURE, Peers
+from slipring.server.peers import PATH, SIGNATURE, Peers
 from slipring.stores.nodes import Cluster, Node
 from tests.commands.test_cli import launched
 from tests.nodes.pairs import node_of

@@ -18,9 +18,9 @@ import msgspec
 import pytest
 from aiohttp import web
 
+from slipring.server import peers
 from slipring.server.clock import shared_now
-from slipring.server.cluster import peers
-from slipring.server.cluster.peers import SIGNATURE, Peers
+from slipring.server.peers import SIGNATURE, Peers
 from slipring.stores.databases.schema import MIGRATIONS
 from slipring.stores.nodes import Node
 from tests.harness import Running, serve

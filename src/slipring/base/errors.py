@@ -1,29 +1,4 @@
-"""The errors that clients receive, as exceptions.
-
-    ApiError                        has the fields of the API's error object: type, code, param, message
-    ├── InvalidRequest              400  the request is invalid
-    │   ├── InvalidJson                  not JSON, not an object, nested too deeply
-    │   ├── UnsupportedParameter         a field or value that this server does not support
-    │   ├── ContextLengthExceeded        more tokens than the model's context window
-    │   ├── InvalidPrompt                blocked by a safety check
-    │   ├── InvalidEncryptedContent      sealed by another server, for another tenant, or modified
-    │   ├── PreviousResponseNotFound     unknown, expired, or another tenant's: the same error for all
-    │   ├── InvalidStreamId
-    │   ├── LaneLimitReached
-    │   └── ConnectionLimitReached       the connection has reached its maximum age
-    ├── AuthenticationFailed        401
-    ├── PermissionDenied            403
-    ├── ModelNotFound               404
-    ├── NotFound                    404
-    ├── ExternalConnectorError      424  an MCP server that the request needs does not list its tools
-    ├── RateLimited                 429
-    ├── ServerError                 500
-    └── Unavailable                 503
-    StartupError                    the server cannot start; one line for the operator, no traceback
-
-Any other exception is a bug in slipring: it is logged, and the client receives a ``ServerError`` without
-details.
-"""
+"""The errors that clients receive, as exceptions; and suggestions for misspelt names in their messages."""
 
 from collections.abc import Iterable
 from typing import Self
@@ -252,3 +227,11 @@ class StartupError(Exception):
 
 class UnusableModel(StartupError):
     """The server cannot start because of the model itself: its vocabulary, or its chat template."""
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """Return ``": did you mean NAME?"`` with the most similar known name; empty if none is similar."""
+    import difflib  # needed for mistakes only, and every command imports this module
+
+    similar = difflib.get_close_matches(name, list(known), n=1)
+    return f": did you mean {similar[0]}?" if similar and similar[0] != name else ""

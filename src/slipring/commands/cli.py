@@ -15,12 +15,11 @@ from importlib import import_module
 from typing import Any, NamedTuple, NoReturn
 
 from slipring import __version__
-from slipring.base.errors import StartupError
+from slipring.base.errors import StartupError, suggestion
 from slipring.base.garbage_collection import collection_paused
 from slipring.base.interruption import interruptible
-from slipring.base.spelling import suggestion
 from slipring.base.standard_streams import OutputFailed, discard_output, print_encoded
-from slipring.commands.errors import CommandFailed, UsageError
+from slipring.commands.flags import CommandFailed, UsageError
 from slipring.config.settings import ConfigError, add_flags, from_namespace
 
 OUTPUT_ERROR = 1
@@ -148,14 +147,14 @@ _DESCRIBED = (
         "config",
         "check settings, and print the schema of the TOML file",
         "Check settings without starting a server, and print the schema of the TOML file.",
-        "config_file",
+        "config",
     ),
     _Command(
         "doctor",
         "check the machine, the store and the engines that a server would use",
         "Check what 'slipring serve' would need with the same flags, variables and file: one line each, and"
         " what to do. Starts the engines and stops them again. Exit code 1: a server would not start.",
-        "doctor.command",
+        "doctor",
         "%(prog)s [--json] [flags of 'slipring serve']",
     ),
     _Command(
@@ -321,14 +320,14 @@ def _complete(arguments: argparse.Namespace) -> int:
 
 def _config(arguments: argparse.Namespace) -> int:
     config = from_namespace(arguments, os.environ) if arguments.config_command == "check" else None
-    from slipring.commands.config_file import run
+    from slipring.commands.config import run
 
     return run(arguments, config)
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
     config = from_namespace(arguments, os.environ)
-    from slipring.commands.doctor.command import doctor
+    from slipring.commands.doctor import doctor
 
     with interruptible():
         return doctor(arguments, config)
@@ -376,7 +375,7 @@ def _manage_keys(arguments: argparse.Namespace) -> int:
 def _print_openapi(arguments: argparse.Namespace) -> int:
     import msgspec
 
-    from slipring.commands.openapi.document import document
+    from slipring.commands.openapi.operations import document
 
     print_encoded(msgspec.json.format(msgspec.json.encode(document())))
     return 0

@@ -13,13 +13,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from slipring.base.errors import StartupError, Unavailable
-from slipring.base.progress import ProgressLine
+from slipring.base.progress_line import ProgressLine
 from slipring.base.standard_streams import print_encoded
 from slipring.config import settings
 from slipring.config.settings import Config, ConfigError
 from slipring.protocol import wire
-from slipring.stores.key_token import Token
-from slipring.stores.keys import Key
+from slipring.stores.keys import Key, Token
 from slipring.stores.store import Store, open_store
 
 NOT_REVOKED = 1

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 from slipring import __version__
 from slipring.base.garbage_collection import collection_paused, skip_last_collection
 from slipring.base.interruption import interruptible
-from slipring.base.progress import ProgressLine
+from slipring.base.progress_line import ProgressLine
 from slipring.base.standard_streams import discard_output
-from slipring.commands.client_environment import DEFAULT_URL, named_url
+from slipring.commands.flags import DEFAULT_URL, named_url
 from slipring.config.settings import Config
 from slipring.engines.hub.model_hub import ModelHub
 from slipring.engines.hub.model_names import model_of_flag, opened_name
@@ -87,8 +87,8 @@ def _with_opened_names(config: Config) -> Config:
 def refuse_early(config: Config) -> None:
     """Raise ``StartupError`` for what would keep the server from starting, before gigabytes are fetched: a
     port in use, missing keys, a store or a setting that cannot be used."""
-    from slipring.commands.config_file import check_settings
-    from slipring.commands.doctor.checks import require_start
+    from slipring.commands.config import check_settings
+    from slipring.commands.doctor import require_start
 
     check_settings(config)
     require_start(config)

@@ -14,16 +14,20 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, get_origin, get_type_hints
 
-from slipring.base.spelling import suggestion
-from slipring.config.checks import CheckEntry, PolicyEntries, read_checks, read_policies
-from slipring.config.mcp_registrations import (
+from slipring.base.errors import suggestion
+from slipring.config.tables import (
     BuiltinMapping,
+    CheckEntry,
     McpRegistration,
+    ModelEntry,
+    PolicyEntries,
+    TableError,
     read_builtin_tools,
+    read_checks,
     read_mcp_registrations,
+    read_models,
+    read_policies,
 )
-from slipring.config.models import ModelEntry, read_models
-from slipring.config.tables import TableError
 from slipring.core.limits import Limits
 
 ADMIN_AUTO, ADMIN_OFF = "auto", "off"

@@ -5,9 +5,8 @@ It knows the keys and the types of their values. ``settings`` checks more, and h
 
 from typing import Any, get_args
 
-from slipring.config.mcp_registrations import Approval, BuiltinType, OnListError, Transport
-from slipring.config.models import HOSTING
 from slipring.config.settings import SETTINGS, Setting
+from slipring.config.tables import HOSTING, Approval, BuiltinType, OnListError, Transport
 from slipring.core.checks.policies import KINDS, KINDS_OF, Action, Ending, Mode, OnError, OnImages, Scope
 
 Schema = dict[str, Any]

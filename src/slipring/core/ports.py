@@ -11,7 +11,7 @@ from msgspec import Struct
 from slipring.core.byte_ledger import Ledger
 from slipring.core.chain.head import KnownHeads
 from slipring.core.chain.input_items import Seal
-from slipring.core.chain.known_contexts import KnownContexts, KnownItems
+from slipring.core.chain.resent_history import KnownContexts, KnownItems
 from slipring.core.checks.known_verdicts import KnownVerdicts
 
 Mint = Callable[[str], str]

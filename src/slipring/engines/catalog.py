@@ -9,8 +9,7 @@ from contextlib import contextmanager
 
 from msgspec import Struct, structs
 
-from slipring.base.errors import ModelNotFound, StartupError
-from slipring.base.spelling import suggestion
+from slipring.base.errors import ModelNotFound, StartupError, suggestion
 from slipring.core.chain.head import Head
 from slipring.core.generation import Defaults, Emit, Hosting, Job, Model, Position
 from slipring.engines.base import Engine, PositionCodec

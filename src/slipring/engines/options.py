@@ -9,8 +9,7 @@ import math
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
-from slipring.base.errors import StartupError
-from slipring.base.spelling import suggestion
+from slipring.base.errors import StartupError, suggestion
 
 T = TypeVar("T")
 

@@ -25,7 +25,7 @@ from slipring.mcp.failures import (
     VersionMismatch,
 )
 from slipring.mcp.limits import McpLimits
-from slipring.mcp.protocol.actions import ProgressUpdate
+from slipring.mcp.protocol.session import ProgressUpdate
 from slipring.mcp.protocol.tools import (
     AudioContent,
     ContentBlock,
@@ -39,8 +39,7 @@ from slipring.mcp.protocol.tools import (
 )
 from slipring.mcp.redaction import Redaction
 from slipring.mcp.servers import Credential, HttpServer, McpServer, StdioServer, UrlPolicy, admit, parse_url
-from slipring.mcp.transports.public_addresses import Reach
-from slipring.mcp.transports.registered_addresses import RegisteredAddresses
+from slipring.mcp.transports.address_policy import Reach, RegisteredAddresses
 
 __all__ = [
     "AudioContent",

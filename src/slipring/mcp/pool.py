@@ -22,15 +22,14 @@ from slipring.mcp.failures import (
     SessionExpired,
 )
 from slipring.mcp.limits import McpLimits
-from slipring.mcp.protocol.actions import Agreement
 from slipring.mcp.protocol.json_rpc import HEADER_MISMATCH, UNSUPPORTED_VERSION
-from slipring.mcp.protocol.session import McpSession
+from slipring.mcp.protocol.session import Agreement, McpSession
 from slipring.mcp.protocol.tools import Tool, ToolList, ToolResult
 from slipring.mcp.redaction import Redaction
 from slipring.mcp.servers import NO_CREDENTIAL, Credential, HttpServer, McpServer, StdioServer
+from slipring.mcp.transports.address_policy import NO_REGISTERED, RegisteredAddresses
 from slipring.mcp.transports.connection import Connection, OnProgress
 from slipring.mcp.transports.http_sse import HttpSseConnection
-from slipring.mcp.transports.registered_addresses import NO_REGISTERED, RegisteredAddresses
 from slipring.mcp.transports.stdio import StdioConnection
 from slipring.mcp.transports.streamable_http import StreamableHttpConnection
 from slipring.mcp.transports.web_client import Endpoint, WebClient

@@ -12,8 +12,9 @@ from collections.abc import Iterable, Mapping
 from msgspec import Struct
 
 from slipring.observation import metric_table as table
+from slipring.observation.bounded_labels import BoundedLabels
 from slipring.observation.live_messages import Totals
-from slipring.observation.metric_table import BY_NAME, FLAGGED_USER, NANOSECONDS, OTHER, TENANT, Label, Metric
+from slipring.observation.metric_table import BY_NAME, NANOSECONDS, Metric
 
 Labels = tuple[str, ...]
 """The values of a metric's labels, in the order of the table."""
@@ -114,45 +115,6 @@ class Registry:
             for name, series in ((name, kept.series.items()) for name, kept in self._histograms.items())
         }
         return Snapshot(self._process, values, distributions)
-
-
-class BoundedNames:
-    """Keeps the first names that it is given, and replaces all others by ``other``."""
-
-    __slots__ = ("_known", "_most")
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._known: set[str] = set()
-
-    def of(self, name: str) -> str:
-        known = self._known
-        if name in known:
-            return name
-        if len(known) >= self._most or name == OTHER:
-            return OTHER
-        known.add(name)
-        return name
-
-
-class BoundedLabels:
-    """The labels whose values clients or operators bring, each with its own bound."""
-
-    __slots__ = ("_names",)
-
-    def __init__(self, tenants: int = 0, safety_ids: int = 0) -> None:
-        """As the settings ``metrics_tenants`` and ``metrics_safety_ids``."""
-        self._names: dict[Label, BoundedNames] = {
-            TENANT: BoundedNames(tenants),
-            FLAGGED_USER: BoundedNames(safety_ids),
-        }
-
-    def of(self, metric: Metric, labels: Labels) -> Labels:
-        """The labels of a series, with values past a bound replaced by ``other``."""
-        if self._names.keys().isdisjoint(metric.labels):
-            return labels
-        pairs = zip(map(self._names.get, metric.labels), labels, strict=True)
-        return tuple(value if bound is None else bound.of(value) for bound, value in pairs)
 
 
 class _Sum:

@@ -16,7 +16,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType, structs
 
 from slipring.base.errors import InvalidRequest, quoted
 from slipring.protocol import wire
-from slipring.protocol.client_items import (
+from slipring.protocol.client_tools import (
     ApplyPatchCall,
     ApplyPatchCallOutput,
     CallId,

@@ -17,7 +17,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from slipring.base.errors import InvalidJson, InvalidStreamId, UnsupportedParameter
 from slipring.protocol import wire
 from slipring.protocol.definitions import Definitions
-from slipring.protocol.endpoints.resent_messages import Known, Piece, read_pieces
+from slipring.protocol.endpoints.translated_messages import Known, Piece, read_pieces
 from slipring.protocol.item_digests import content_digest
 from slipring.protocol.items import Effort, Item, may_have_images, read_input
 from slipring.protocol.pictures.item_pictures import BadPicture, pictures

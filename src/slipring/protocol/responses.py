@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from slipring.protocol.client_items import (
+from slipring.protocol.client_tools import (
     ComputerAction,
     FileOperation,
     LocalShellAction,

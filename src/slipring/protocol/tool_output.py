@@ -11,7 +11,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from slipring.base.errors import ApiError
 from slipring.protocol import wire
-from slipring.protocol.client_items import CallId
+from slipring.protocol.client_tools import CallId
 
 DELTA, DONE = "response.tool_output.delta", "response.tool_output.done"
 

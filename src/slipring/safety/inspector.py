@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 from slipring.base.errors import ModelNotFound, StartupError
-from slipring.config.checks import CheckEntry, PolicyEntries
+from slipring.config.tables import CheckEntry, PolicyEntries
 from slipring.core.checks.policies import Check, Policy
 from slipring.core.checks.verdicts import Subject, Verdict
 from slipring.core.tenant_entries import TenantCache

@@ -7,7 +7,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from slipring.base.errors import StartupError
-from slipring.config.checks import CheckEntry
+from slipring.config.tables import CheckEntry
 from slipring.core.checks.verdicts import Subject
 
 MOST_LATE = 32

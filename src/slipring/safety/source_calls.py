@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct, structs
 
-from slipring.config.checks import ANY_CATEGORY, CheckEntry
+from slipring.config.tables import ANY_CATEGORY, CheckEntry
 from slipring.core.checks.policies import Check
 from slipring.core.checks.verdicts import Subject, Verdict
 from slipring.core.tenant_entries import CacheKey, TenantCache

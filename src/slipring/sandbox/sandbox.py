@@ -109,7 +109,7 @@ TASKS: Mapping[str, str] = {
     "sample_input": "slipring.engines.constraints.sample_values",
     "write_constraint": "slipring.engines.constraints.answer_constraint",
     "write_structural_tag": "slipring.engines.constraints.answer_constraint",
-    "write_grammar": "slipring.engines.constraints.answer_grammar",
+    "write_grammar": "slipring.engines.constraints.llama_grammar",
 }
 """The functions that a child may call, each with its module. Only the child imports these modules: this layer
 knows their names alone."""

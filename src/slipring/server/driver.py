@@ -56,17 +56,19 @@ from slipring.core.session.session import Session
 from slipring.core.turn.delivery import Deliver
 from slipring.core.turn.turn import Turn
 from slipring.core.turn.turn_values import Joined
-from slipring.engines.constraints import custom_inputs, stop_sequences
+from slipring.engines import stop_sequences
+from slipring.engines.constraints import custom_tool_inputs
 from slipring.protocol.events import Event
 from slipring.protocol.items import Item, with_id
 from slipring.protocol.pictures.item_pictures import image_count
-from slipring.server import document_reading, inspection_runner, padding
+from slipring.server import document_reading, inspection_runner
 from slipring.server.access.auth import Caller
 from slipring.server.clock import now, unix_time
-from slipring.server.cluster.state_lookup import States
-from slipring.server.hosted_tools import registry
+from slipring.server.hosted_tools import permitted_servers
 from slipring.server.observation.ended_turns import EndedTurn, Origin, TurnContent
 from slipring.server.service import Service
+from slipring.server.state_lookup import States
+from slipring.server.transports import obfuscation
 from slipring.stores.conversations import Appended
 from slipring.stores.runs import Lease, LeaseLost
 
@@ -489,7 +491,7 @@ class Driver:
 
     def _require_allowed(self, job: Job) -> None:
         if job.upstream_tools is not None:
-            registry.require_unbound(self.caller, job.upstream_tools)
+            permitted_servers.require_unbound(self.caller, job.upstream_tools)
 
     async def _generate(self, work: Generate) -> None:
         job = work.job
@@ -501,7 +503,7 @@ class Driver:
         if job.settings.stop:
             emit = stop_sequences.watched(job, emit)
         if job.offer.tools:
-            emit = custom_inputs.checked(engine.compiler, job, emit)
+            emit = custom_tool_inputs.checked(engine.compiler, job, emit)
         await engine.generate(job, emit)
 
     async def _admit_images(self, work: Generate) -> None:
@@ -519,13 +521,13 @@ class Driver:
         if turn.is_watched:
             deliver = partial(self._deliver_watched, turn, self._send_of(turn))
         elif turn.asked.request.is_padded:
-            deliver = padding.padded_send(deliver)
+            deliver = obfuscation.padded_send(deliver)
         return emitter(work, deliver)
 
     def _send_of(self, turn: Turn) -> Callable[[list[Event]], None]:
         """Sends events of a turn, without waiting for its client."""
         send = self.sink.send
-        return padding.padded_send(send) if turn.asked.request.is_padded else send
+        return obfuscation.padded_send(send) if turn.asked.request.is_padded else send
 
     def _deliver_watched(
         self, turn: Turn, send: Callable[[list[Event]], None], events: list[Event]

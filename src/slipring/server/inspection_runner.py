@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from msgspec import structs
 
 from slipring.base.errors import ApiError
-from slipring.core.checks.gate import Inspection
+from slipring.core.checks.answer_gate import Inspection
 from slipring.core.checks.policies import Check, Policy, checks_of
 from slipring.core.checks.verdicts import Subject, Verdict
 from slipring.core.turn.turn_checks import Audit

@@ -11,12 +11,12 @@ from typing import TypeVar
 
 from slipring.base.errors import ApiError, forget_frames
 from slipring.core.byte_ledger import Ledger
-from slipring.core.chain.known_contexts import KnownItems
+from slipring.core.chain.resent_history import KnownItems
 from slipring.core.ports import Betas
 from slipring.core.session import client_events
 from slipring.engines.tokens.tokenizer_threads import FairThreadPool
 from slipring.protocol import requests
-from slipring.protocol.endpoints.resent_messages import Known
+from slipring.protocol.endpoints.translated_messages import Known
 from slipring.protocol.requests import CreateRequest
 
 T = TypeVar("T")

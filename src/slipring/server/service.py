@@ -20,7 +20,7 @@ from slipring.config.settings import Config
 from slipring.core.byte_ledger import Ledger
 from slipring.core.chain.head import KnownHeads
 from slipring.core.chain.input_items import Seal
-from slipring.core.chain.known_contexts import KnownContexts, KnownItems
+from slipring.core.chain.resent_history import KnownContexts, KnownItems
 from slipring.core.chain.state import Positions
 from slipring.core.chain.state_cache import ConnectionCache, SharedScopes
 from slipring.core.checks.known_verdicts import KnownVerdicts
@@ -37,12 +37,9 @@ from slipring.server.access.model_permissions import Permitted, Selection
 from slipring.server.access.quotas import Quotas
 from slipring.server.access.seal_keys import KeyedSeal, new_key
 from slipring.server.clock import clock, now, shared_now
-from slipring.server.cluster.parking import Parking
-from slipring.server.cluster.peers import Peers
-from slipring.server.cluster.state_lookup import Source
-from slipring.server.connections.connection_limits import Connections, raise_limit, room_for_connections
+from slipring.server.connections.open_connections import Connections, raise_limit, room_for_connections
 from slipring.server.document_reading import DocumentReader
-from slipring.server.hosted_tools.registry import Registry
+from slipring.server.hosted_tools.permitted_servers import Registry
 from slipring.server.hosted_tools.runner import ToolRunner
 from slipring.server.id_minting import minter, new_node_id
 from slipring.server.image_fetching import ImageFetcher
@@ -55,8 +52,11 @@ from slipring.server.observation.ended_turns import (
     RecordingCounts,
     TurnContent,
 )
+from slipring.server.parking import Parking
+from slipring.server.peers import Peers
 from slipring.server.prefill_runner import Prefills
 from slipring.server.request_decoding import RequestDecoder
+from slipring.server.state_lookup import Source
 from slipring.server.tenant_slots import TenantSlots
 from slipring.stores.store import Store
 

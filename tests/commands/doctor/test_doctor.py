@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from slipring.commands import doctor
 from slipring.commands.cli import main
-from slipring.commands.doctor import checks
-from slipring.commands.doctor.checks import Finding, check_engines, check_open_files, check_store
+from slipring.commands.doctor import Finding, check_engines, check_open_files, check_store
 from slipring.config.settings import Config
 from slipring.core.limits import Limits
 from slipring.engines.hub import model_names
@@ -77,7 +77,7 @@ def test_other_machines_need_keys(capsys: pytest.CaptureFixture[str], tmp_path: 
 def test_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (found,) = check_store(Config(store=f"sqlite:{tmp_path / 'slipring.db'}"))
     assert (found.state, "free on its disk" in found.what) == ("ok", True)
-    monkeypatch.setattr(checks, "_LITTLE_DISK", 1 << 62)
+    monkeypatch.setattr(doctor, "_LITTLE_DISK", 1 << 62)
     (found,) = check_store(Config(store=f"sqlite:{tmp_path / 'slipring.db'}"))
     assert found.state == "warn"
     for store in ("sqlite:/no/such/place/a.db", "magic", "postgresql://nobody@127.0.0.1:9/none"):
@@ -105,7 +105,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
     """A hub that the checks ask, with a model and a tokenizer; the cache is empty."""
     fake = FakeHub({"acme/a-GGUF": {"a-Q4_K_M.gguf": bytes(10**6)}, "acme/a": {"tokenizer.json": b"{}"}})
     with fake.running() as url:
-        monkeypatch.setattr(checks, "ModelHub", lambda: ModelHub(url, tmp_path / "cache"))
+        monkeypatch.setattr(doctor, "ModelHub", lambda: ModelHub(url, tmp_path / "cache"))
         yield fake
 
 
@@ -113,14 +113,14 @@ def test_what_a_server_would_fetch_is_stated_and_not_fetched(
     hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model_names, "available_memory", lambda: None)
-    monkeypatch.setattr(checks, "available_memory", lambda: 10**10)
+    monkeypatch.setattr(doctor, "available_memory", lambda: 10**10)
     found = check_engines(Config(model=("acme/a-GGUF",)))
     assert [(each.name, each.state) for each in found] == [("engine llama", "ok")] * 2
     assert "not started: a server fetches acme/a-GGUF Q4_K_M (1.0 MB) first: 1.0 MB to fetch" in found[0].what
     assert "needs 1.1 GB of memory" in found[1].what
     monkeypatch.setattr(ModelHub, "room", 10)
     assert [each.state for each in check_engines(Config(engine="acme/a-GGUF"))] == ["fail", "ok"]
-    monkeypatch.setattr(checks, "available_memory", lambda: 10**6)
+    monkeypatch.setattr(doctor, "available_memory", lambda: 10**6)
     assert [each.state for each in check_engines(Config(engine="acme/a-GGUF"))] == ["fail", "warn"]
     for engine, problem in (
         ("acme/a-GGUF,slots=no", "option 'slots' must be a number"),
@@ -135,7 +135,7 @@ def test_a_projector_that_a_server_would_fetch_or_leave_out_is_stated(
     hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.repositories["acme/a-GGUF"]["mmproj-F16.gguf"] = bytes(10**6)
-    monkeypatch.setattr(checks, "available_memory", lambda: 10**10)
+    monkeypatch.setattr(doctor, "available_memory", lambda: 10**10)
     monkeypatch.setattr(model_names, "available_memory", lambda: 10**10)
     found = check_engines(Config(engine="acme/a-GGUF"))
     assert [each.state for each in found] == ["ok", "ok"]
@@ -182,12 +182,12 @@ async def answering(head: str, context: ssl.SSLContext | None = None) -> AsyncIt
 async def test_the_clock_of_another_machine(apart: float, has_date: bool, states: list[str]) -> None:
     date = f"Date: {formatdate(time.time() - apart, usegmt=True)}" if has_date else "Date: yesterday"
     async with answering(date) as port:
-        found = await checks._check_address("engine chat", f"chat:http://127.0.0.1:{port}/v1,model=a")
+        found = await doctor._check_address("engine chat", f"chat:http://127.0.0.1:{port}/v1,model=a")
     assert [each.state for each in found] == states
 
 
 def test_a_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "_CONNECT_S", 0.05)
+    monkeypatch.setattr(doctor, "_CONNECT_S", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         (found,) = check_engines(Config(engine=f"chat:http://127.0.0.1:{port}/v1"))
@@ -201,12 +201,12 @@ def test_a_certificate_that_ends_soon() -> None:
     def ends(days: float) -> dict[str, str]:
         return {"notAfter": time.strftime("%b %d %H:%M:%S %Y GMT", time.gmtime(time.time() + days * 86_400))}
 
-    assert [each.state for each in checks._certificate("engine", ends(5))] == ["warn"]
-    assert list(checks._certificate("engine", ends(90))) == list(checks._certificate("engine", None)) == []
+    assert [each.state for each in doctor._certificate("engine", ends(5))] == ["warn"]
+    assert list(doctor._certificate("engine", ends(90))) == list(doctor._certificate("engine", None)) == []
 
 
 def test_what_an_engine_logs_at_its_start_is_reported() -> None:
-    with checks._logged() as lines:
+    with doctor._logged() as lines:
         logging.getLogger("slipring").warning("sessions are refused: %s", "why")
         logging.getLogger("slipring").info("chosen: this")
     assert lines == [("warn", "sessions are refused: why"), ("ok", "chosen: this")]

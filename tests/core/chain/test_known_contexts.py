@@ -3,7 +3,7 @@
 from msgspec import Struct
 
 from slipring.core.chain.head import Head
-from slipring.core.chain.known_contexts import (
+from slipring.core.chain.resent_history import (
     NOTHING_YET,
     KnownContext,
     KnownContexts,

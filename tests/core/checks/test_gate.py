@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from slipring.core.checks.gate import Gate, Inspection
+from slipring.core.checks.answer_gate import Gate, Inspection
 from slipring.core.checks.policies import Action, Check, Mode, Policy, checks_of
+from slipring.core.checks.text_windows import OVERLAP
 from slipring.core.checks.verdicts import Kind, Subject, Verdict
-from slipring.core.checks.windows import OVERLAP
 from slipring.core.generation import (
     Annotated,
     CallArguments,

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from slipring.core.chain import hosted_items
+from slipring.core.chain import hosted_items_in_context
 from slipring.core.chain.head import Head
-from slipring.core.checks.gate import Gate
-from slipring.core.checks.item_texts import (
+from slipring.core.checks.answer_gate import Gate
+from slipring.core.checks.inspected_texts import (
     LABELS,
     NAMES,
     NOT_INSPECTED,
@@ -18,11 +18,11 @@ from slipring.core.checks.item_texts import (
     other_texts,
     others_digest,
     texts_in,
+    upstream_subjects,
 )
 from slipring.core.checks.known_verdicts import KnownVerdicts
 from slipring.core.checks.policies import Check, Policy
-from slipring.core.checks.subjects import upstream_subjects
-from slipring.core.turn.inspected_items import InspectedItems
+from slipring.core.turn.uninspected_items import InspectedItems
 from slipring.protocol.items import CARRIED_TYPES, FORMS, Item, read_item
 from slipring.protocol.responses import OutputItem
 from tests.text_fields import Variant, text_fields, vocabulary
@@ -41,7 +41,7 @@ EMITTED: list[Variant] = text_fields(OutputItem, WORD)
 def inspected(items: tuple[Item, ...]) -> list[str]:
     """The texts that are inspected of the items of a request."""
     gate = Gate(Policy((Check("guard", action="block"),)))
-    InspectedItems(gate, KnownVerdicts(10**6), "t").begin(None, Head(), hosted_items.opened(items))
+    InspectedItems(gate, KnownVerdicts(10**6), "t").begin(None, Head(), hosted_items_in_context.opened(items))
     return [subject.text for inspection in gate.take_due() for subject in inspection.subjects]
 
 

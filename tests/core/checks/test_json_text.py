@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipring.core.checks.json_text import GrowingJson, as_read, as_read_if_json, unescaped
+from slipring.core.checks.inspected_texts import GrowingJson, as_read, as_read_if_json, unescaped
 
 PIECES = ["a", r"\\", r"\u007a", r"\uD83d\uDe00", r"\"", r"\n", r"\ud83d", r"\ude00", "u0", r"\x", "\\", "é"]
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from slipring.core.checks.placeholders import placeholder
+from slipring.core.turn.withheld_items import placeholder
 from slipring.protocol.items import CallOutput, FunctionCall, Item, Message, Reasoning, plain_text, read_item
 
 TEXT = "[Withheld: the safety check 'words' has refused this content.]"

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipring.core.checks.windows import LENGTH, LONGEST, OVERLAP, Window, Windows
+from slipring.core.checks.text_windows import LENGTH, LONGEST, OVERLAP, Window, Windows
 
 PIECES = st.lists(
     st.sampled_from(["a", "b. ", "c\n", "word ", "。", "x" * 30, "y" * 90 + "! ", ""]), max_size=60

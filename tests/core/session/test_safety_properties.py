@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 )
 
 from slipring.core.chain.state import ResponseState
-from slipring.core.checks.gate import Gate
+from slipring.core.checks.answer_gate import Gate
 from slipring.core.checks.policies import KINDS, Check, Policy, Scope
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Finished, Text, Thought
 from slipring.core.ports import Betas

@@ -24,8 +24,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from slipring.base.errors import ApiError, ContextLengthExceeded, InvalidRequest, Unavailable
-from slipring.core.chain.hosted_items import UNANSWERED, denial_text
-from slipring.core.chain.known_contexts import KnownContext
+from slipring.core.chain.hosted_items_in_context import UNANSWERED, denial_text
+from slipring.core.chain.resent_history import KnownContext
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Job, Text, Thought
 from slipring.core.ports import Betas
 from slipring.core.session.actions import Generate

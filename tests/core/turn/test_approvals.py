@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from slipring.base.errors import Unavailable
-from slipring.core.chain.hosted_items import UNANSWERED, denial_text
+from slipring.core.chain.hosted_items_in_context import UNANSWERED, denial_text
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Text
 from slipring.core.ports import Betas
 from tests.core.connection import (

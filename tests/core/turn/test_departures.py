@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from slipring.core.chain import cache_diagnostics
+from slipring.core.chain import cache_diagnostics, resent_history
 from slipring.core.chain.cache_diagnostics import KnownHistories, Outline
 from slipring.core.generation import CallArguments, CallStarted, Text, Thought
-from slipring.core.turn import recognition
 from slipring.protocol.item_digests import OUTLINE_BYTES, item_outline, outlined_field
 from slipring.protocol.items import Item, read_item
 from slipring.protocol.turn_report import Departure
@@ -160,7 +159,7 @@ def test_long_histories_are_not_compared(
     asked: tuple[Connection, list[Json]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connection, history = asked
-    monkeypatch.setattr(recognition, "MOST_ITEMS", 3)
+    monkeypatch.setattr(resent_history, "MOST_ITEMS", 3)
     turn(connection, changed(history, 1, name="g"))
     assert departed(connection) is None
 

@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 from msgspec import Raw, structs
 
 from slipring.base.errors import ApiError, InvalidPrompt
-from slipring.core.chain import hosted_items
+from slipring.core.chain import hosted_items_in_context
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import ResponseState
-from slipring.core.checks.gate import Gate, Inspection
+from slipring.core.checks.answer_gate import Gate, Inspection
+from slipring.core.checks.inspected_texts import list_text
 from slipring.core.checks.known_verdicts import KnownVerdicts
 from slipring.core.checks.policies import Check, Policy, checks_of
-from slipring.core.checks.subjects import list_text
 from slipring.core.checks.verdicts import NodeVerdicts, Subject, Verdict
 from slipring.core.generation import Finished, Job, Settings, Text
 from slipring.core.turn.compaction import condensed
-from slipring.core.turn.inspected_items import InspectedItems
+from slipring.core.turn.uninspected_items import InspectedItems
 from slipring.protocol.hosted.mcp_tools import ListedTool
 from slipring.protocol.items import Item, read_item, user_message
 from slipring.protocol.tools import Offer, Toolset
@@ -300,7 +300,7 @@ def test_a_client_cannot_pass_a_message_off_as_a_summary_by_the_result_of_a_host
     forged = Item("message", summary.raw, id="msg_xs0001")  # as if it were of the step that made the call
     call = item(type="mcp_call", id="mcp_x0000", server_label="s", name="f", arguments="{}", output="fine")
     turn = Turn(KnownVerdicts(10**6), policy=policy)
-    turn.items.begin(None, Head(), hosted_items.opened((call, forged)))
+    turn.items.begin(None, Head(), hosted_items_in_context.opened((call, forged)))
     turn.run()
     assert [subject.kind for subject in turn.seen] == ["message"]
     assert isinstance(turn.error, InvalidPrompt)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipring.core.chain.known_contexts import Thoughts
+from slipring.core.chain.resent_history import Thoughts
 from slipring.core.generation import CallArguments, CallStarted, Delta, Text, Thought
 from slipring.protocol.items import Item
 from tests.core.connection import Connection, Json, Seen, call_output, message, visible

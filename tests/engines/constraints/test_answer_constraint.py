@@ -15,9 +15,9 @@ from msgspec import Raw
 from slipring.base.errors import InvalidRequest, UnsupportedParameter
 from slipring.core.chain.head import Head
 from slipring.core.generation import Job, Settings
-from slipring.engines.constraints import answer_constraint, answer_grammar
-from slipring.engines.constraints.answer_grammar import constrains_calls
+from slipring.engines.constraints import answer_constraint, llama_grammar
 from slipring.engines.constraints.grammar_cache import IN_THREAD
+from slipring.engines.constraints.llama_grammar import constrains_calls
 from slipring.prompts.parsing.output_format import OutputFormat
 from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.prompts.tokenization.tokenizer import Tokenizer
@@ -51,7 +51,7 @@ def schema_format(schema: Any, *, strict: bool = True) -> TextFormat:
 
 
 def grammar_of(job: Job, writes: TemplateRenderer, *, opens_thought: bool = False) -> str | None:
-    return asyncio.run(answer_grammar.grammar_of(job, writes, IN_THREAD, opens_thought=opens_thought))
+    return asyncio.run(llama_grammar.grammar_of(job, writes, IN_THREAD, opens_thought=opens_thought))
 
 
 def constraint_of(job: Job, writes: TemplateRenderer, *, grammars: bool = True) -> Any:

@@ -24,7 +24,7 @@ from slipring.core.generation import (
     deliver,
 )
 from slipring.engines.base import Engine, Level
-from slipring.engines.constraints import custom_inputs
+from slipring.engines.constraints import custom_tool_inputs
 from slipring.engines.constraints.sample_values import sample_input
 from slipring.protocol.definitions import Grammar
 from slipring.protocol.tools import Offer, Toolset
@@ -64,7 +64,7 @@ def job_with(*tools: Any, generate: bool = True) -> Job:
 
 async def generated(engine: Engine, job: Job) -> list[Delta]:
     deltas: list[Delta] = []
-    await engine.generate(job, custom_inputs.checked(engine.compiler, job, deltas.extend))
+    await engine.generate(job, custom_tool_inputs.checked(engine.compiler, job, deltas.extend))
     return deltas
 
 
@@ -83,7 +83,7 @@ async def test_an_input_that_does_not_match_the_grammar_fails_the_response_at_on
 ) -> None:
     engine = Scripted([Accepted()], call("dial", "12"), [CallArguments("x"), *ending])
     job, deltas = job_with(DIGITS, FREE), list[Delta]()
-    emit = custom_inputs.checked(engine.compiler, job, deltas.extend)
+    emit = custom_tool_inputs.checked(engine.compiler, job, deltas.extend)
 
     with pytest.raises(ServerError, match="does not fit the grammar of the tool 'dial'"):
         await engine.generate(job, emit)

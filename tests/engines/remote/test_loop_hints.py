@@ -1,6 +1,6 @@
 """What is learnt of answers for hints."""
 
-from slipring.engines.remote.loop_hints import AnswerLengths
+from slipring.engines.scheduling.priorities_and_hints import AnswerLengths
 
 
 def test_the_length_of_answers_is_learnt_and_bounded_by_what_is_asked_for() -> None:

@@ -13,7 +13,7 @@ from slipring.engines.tokens.template_choice import (
     find_builtin,
     make_serving_renderer,
 )
-from slipring.prompts.templates.chat_template import ChatTemplate
+from slipring.prompts.templates.jinja_engines import ChatTemplate
 from slipring.prompts.tokenization.tokenizer import Tokenizer
 from tests.prompts.templates.family_templates import source_of
 from tests.prompts.vocabulary import small_metadata

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from slipring.engines.vllm.session_scheduler import end_with_turn, mend_scheduler, missing_of
+from slipring.engines.vllm.plugin.scheduler_corrections import end_with_turn, mend_scheduler, missing_of
 from tests.engines.fakes.vllm_scheduler import BLOCK, STOP, Request, Scheduler, Status, StreamingUpdate
 
 

@@ -18,8 +18,8 @@ import pytest
 from starlette.applications import Starlette
 
 from slipring.engines.remote.upstream import HEADER, answering_replica
-from slipring.engines.vllm.replica_header import Replica
-from slipring.engines.vllm.sessions_plugin import (
+from slipring.engines.vllm.plugin.replica_header import Replica
+from slipring.engines.vllm.plugin.sessions import (
     PATH,
     EngineFacts,
     Limits,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from slipring.engines.tokens.template_choice import NAMES as BUILTIN
 from slipring.engines.tokens.template_choice import builtin_template
-from slipring.prompts.templates.chat_template import TemplateError
+from slipring.prompts.templates.jinja_engines import TemplateError
 from slipring.prompts.templates.template_renderer import TemplateRenderer
 from tests.prompts.oracles import comparison
 from tests.prompts.templates.family_renderers import TODAY, family_renderer

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from slipring.engines.tokens.template_choice import builtin_template
-from slipring.prompts.templates.detection.text_comparison import common_prefix
+from slipring.prompts.templates.detection.probes import common_prefix
 from tests.prompts.oracles.comparison import (
     Comparison,
     Difference,

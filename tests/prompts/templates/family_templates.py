@@ -16,7 +16,7 @@ import jinja2
 import jinja2.ext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from slipring.prompts.templates.detection.probe_conversations import Render
+from slipring.prompts.templates.detection.probes import Render
 
 FOLDER = Path(__file__).parent / "families"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.jinja"))

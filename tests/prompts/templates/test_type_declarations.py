@@ -2,7 +2,7 @@
 
 import pytest
 
-from slipring.prompts.templates.chat_template import ChatTemplate
+from slipring.prompts.templates.jinja_engines import ChatTemplate
 from slipring.prompts.templates.type_declarations import declare_tools
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from slipring.base.errors import ApiError, InvalidRequest
 from slipring.protocol.chat_completions.translation import ChatTranslation
-from slipring.protocol.endpoints.resent_messages import NOTHING_KNOWN, Known, Piece, read_pieces
+from slipring.protocol.endpoints.translated_messages import NOTHING_KNOWN, Known, Piece, read_pieces
 from slipring.protocol.endpoints.translation import Translation
 from slipring.protocol.events import Error
 from slipring.protocol.items import MOST_ITEMS, Item

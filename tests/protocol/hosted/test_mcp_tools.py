@@ -7,6 +7,7 @@ import pytest
 from msgspec import UNSET, Raw
 
 from slipring.base.errors import ApiError
+from slipring.core.hosted.approvals import needs_approval
 from slipring.protocol import wire
 from slipring.protocol.hosted.mcp_tools import (
     MOST_SERVERS,
@@ -64,7 +65,7 @@ def test_a_tool_that_both_filters_select_needs_approval() -> None:
     names = {"tool_names": ["write"]}
     (found,) = read(server(require_approval={"always": names, "never": {"tool_names": ["write", "read"]}}))
     needs = {
-        name: found.needs_approval(ListedTool(name=name, input_schema=Raw(b"{}")))
+        name: needs_approval(found, ListedTool(name=name, input_schema=Raw(b"{}")), always=False)
         for name in ("write", "read", "other")
     }
     assert needs == {"write": True, "read": False, "other": True}

@@ -5,7 +5,7 @@ import pytest
 from slipring.base.errors import ApiError, ContextLengthExceeded, ExternalConnectorError, Unavailable
 from slipring.protocol.events import Error
 from slipring.protocol.messages import errors
-from slipring.protocol.messages.error_paths import Fields, dotted, styled_message
+from slipring.protocol.messages.errors import Fields, dotted, styled_message
 from slipring.protocol.messages.history import Place
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from slipring.base.errors import ApiError
-from slipring.protocol.endpoints.resent_messages import Known
+from slipring.protocol.endpoints.translated_messages import Known
 from slipring.protocol.items import read_input
 from slipring.protocol.messages.translation import MessagesTranslation
 from slipring.protocol.requests import CreateRequest

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from slipring.base.errors import InvalidRequest
-from slipring.protocol.messages import requests, translation
+from slipring.protocol.messages import requests
 from slipring.protocol.messages.translation import MessagesTranslation
 from slipring.protocol.wire import encode
 
@@ -30,7 +30,7 @@ def read(**fields: Any) -> requests.CountRequest:
     ],
 )
 def test_how_much_a_model_thinks(thinking: Any, asked: str | None, effort: str | None) -> None:
-    assert translation.effort_of(read(thinking=thinking, output_config={"effort": asked})) == effort
+    assert requests.effort_of(read(thinking=thinking, output_config={"effort": asked})) == effort
 
 
 @pytest.mark.parametrize(

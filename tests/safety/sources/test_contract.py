@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from slipring.config.checks import CheckEntry
+from slipring.config.tables import CheckEntry
 from slipring.safety.source import Source
 from slipring.safety.sources.catalog import open_source
 from slipring.safety.sources.guard import Engines

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from slipring.base.errors import StartupError
-from slipring.config.checks import CheckEntry
+from slipring.config.tables import CheckEntry
 from slipring.core.checks.verdicts import Subject
 from slipring.core.tenant_entries import TenantCache
 from slipring.safety.source import SourceFailed

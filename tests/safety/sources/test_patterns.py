@@ -8,7 +8,7 @@ from base64 import urlsafe_b64encode
 import pytest
 
 from slipring.base.errors import StartupError
-from slipring.config.checks import CheckEntry
+from slipring.config.tables import CheckEntry
 from slipring.core.tenant_entries import TenantCache
 from slipring.safety.source import SourceFailed
 from slipring.safety.source_calls import RunningCheck

@@ -10,12 +10,12 @@ import aiohttp
 import pytest
 
 from slipring.base.errors import StartupError, Unavailable
-from slipring.config.models import ModelEntry
 from slipring.config.settings import Config
+from slipring.config.tables import ModelEntry
 from slipring.server import periodic_tasks
 from slipring.server.access import auth
 from slipring.server.process.server import Server
-from slipring.stores.key_token import Token
+from slipring.stores.keys import Token
 from tests import wire
 from tests.harness import FAST, TERMINAL, PuppetEngine, Running, serve
 from tests.server.issuing import bearer, issue, revoke, serve_stored, stored

@@ -15,6 +15,7 @@ from slipring.base.errors import StartupError
 from slipring.config.settings import Config
 from slipring.observation import live_messages
 from slipring.server.admin import listener as listener_module
+from slipring.server.admin import live_stream
 from slipring.server.process.server import Server
 from tests.harness import FAST, Running, serve
 from tests.server.admin.watching import ANY_PORT, Stream, admin_url, watch
@@ -127,7 +128,7 @@ async def test_without_the_setting_there_is_no_listener() -> None:
 
 
 async def test_watchers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener_module, "_MOST_WATCHERS", 1)
+    monkeypatch.setattr(live_stream, "_MOST_READERS", 1)
     async with serve(admin=ANY_PORT) as server:
         async with watch(admin_url(server), server.http):
             assert await status(server, "live") == 429
@@ -141,15 +142,15 @@ async def test_a_watcher_that_does_not_read_is_disconnected(monkeypatch: pytest.
     # Lines that no buffer of the kernel holds, so that the first one is not read to its end.
     monkeypatch.setattr(live_messages, "encode", lambda message: bytes(2**24) + encode(message))
     monkeypatch.setattr("slipring.observation.live_messages.INTERVAL_S", 0.001)
-    monkeypatch.setattr(listener_module, "_UNREAD_LINES", 2)
+    monkeypatch.setattr(live_stream, "_UNREAD_LINES", 2)
     async with serve(admin=ANY_PORT) as server:
         port = int(admin_url(server).rstrip("/").rpartition(":")[2])
         admin = server.server._admin
         assert admin is not None
         with socket.create_connection(("127.0.0.1", port)) as client:  # reads nothing
             client.sendall(b"GET /live HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-            await until(lambda: len(admin._streams) == 1)
-            await until(lambda: not admin._streams)
+            await until(lambda: len(admin._stream._readers) == 1)
+            await until(lambda: not admin._stream._readers)
 
 
 async def test_a_stream_ends_properly_when_the_server_stops() -> None:

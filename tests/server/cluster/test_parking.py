@@ -12,7 +12,7 @@ import pytest
 from slipring.core.chain.state_cache import ConnectionCache, SharedScopes
 from slipring.core.limits import Limits
 from slipring.core.session.session import Session
-from slipring.server.cluster.parking import Parking
+from slipring.server.parking import Parking
 from tests.core.connection import node
 from tests.harness import PuppetEngine, Running, Socket, serve
 from tests.server.raw import until

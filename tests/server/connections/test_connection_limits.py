@@ -14,7 +14,7 @@ from functools import partial
 import pytest
 
 from slipring.core.limits import Limits
-from slipring.server.connections.connection_limits import PROGRESS_BYTES, room_for_connections
+from slipring.server.connections.open_connections import PROGRESS_BYTES, room_for_connections
 from slipring.server.transports import websocket
 from tests import wire
 from tests.harness import FAST, PuppetEngine, Running, serve

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from yarl import URL
 
 from slipring.commands.openapi.operations import OPERATIONS, Operation
-from slipring.config.checks import CheckEntry
+from slipring.config.tables import CheckEntry
 from tests import api_answers
 from tests.described import check_answer
 from tests.harness import WEATHER, Running, serve

@@ -4,7 +4,7 @@ from typing import Any
 
 from msgspec import structs
 
-from slipring.config.models import ModelEntry
+from slipring.config.tables import ModelEntry
 from slipring.core.generation import Capabilities, Defaults, Model
 from tests.harness import FAST, PuppetEngine, Running, serve
 

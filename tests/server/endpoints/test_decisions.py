@@ -9,7 +9,7 @@ import pytest
 from openai import AsyncOpenAI
 from openai.types.decision import Decision
 
-from slipring.config.checks import CheckEntry
+from slipring.config.tables import CheckEntry
 from slipring.core.generation import (
     Accepted,
     Capabilities,

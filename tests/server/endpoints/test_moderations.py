@@ -7,7 +7,7 @@ from openai import AsyncOpenAI, NotFoundError
 from openai.types import Moderation, ModerationCreateResponse
 
 from slipring.base.errors import StartupError
-from slipring.config.checks import CheckEntry, PolicyEntries
+from slipring.config.tables import CheckEntry, PolicyEntries
 from tests.api import Api
 from tests.harness import Running, serve
 

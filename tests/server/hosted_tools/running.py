@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 
 from msgspec import Raw
 
-from slipring.config.mcp_registrations import HeaderVariable, McpRegistration
 from slipring.config.settings import Config
+from slipring.config.tables import HeaderVariable, McpRegistration
 from slipring.core.hosted.tools import CallOutcome, CallProgress, FetchedList, HostedCall, ResolvedServer
 from slipring.core.limits import Limits
 from slipring.protocol.hosted.hosted_items import CallError
 from slipring.protocol.hosted.mcp_tools import ListedTool, McpTool, read_servers
 from slipring.server.access.auth import Caller
-from slipring.server.hosted_tools.registry import Registry
+from slipring.server.hosted_tools.permitted_servers import Registry
 from slipring.server.hosted_tools.runner import ToolRunner
 from tests.mcp.fakes import FakeServer
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from slipring.config.mcp_registrations import BuiltinMapping
+from slipring.config.tables import BuiltinMapping
 from tests.harness import Running, serve
 from tests.mcp.fakes import Exchange, FakeServer, Reply, serving, text
 from tests.server.hosted_tools.running import registered

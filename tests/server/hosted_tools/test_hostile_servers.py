@@ -16,14 +16,14 @@ import pytest
 from aiohttp import web
 
 from slipring.base.errors import ApiError, ExternalConnectorError, InvalidRequest
-from slipring.config.mcp_registrations import McpRegistration
 from slipring.config.settings import Config
+from slipring.config.tables import McpRegistration
 from slipring.core.hosted.tools import CallProgress
 from slipring.core.limits import Limits
 from slipring.mcp import Reach
 from slipring.protocol.hosted.hosted_items import HttpError, ProtocolError
 from slipring.protocol.hosted.mcp_tools import McpTool
-from slipring.server.hosted_tools.registry import Registry, ServerRefused
+from slipring.server.hosted_tools.permitted_servers import Registry, ServerRefused
 from slipring.server.hosted_tools.runner import ToolRunner
 from tests.mcp.fakes import ADD, Exchange, FakeServer, Reply, error, event, result, serving, text
 from tests.mcp.test_servers import Names

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from slipring.core.chain.hosted_items import UNKNOWN_OUTCOME
+from slipring.core.chain.hosted_items_in_context import UNKNOWN_OUTCOME
 from slipring.core.limits import Limits
 from slipring.stores.runs import RunEvent
 from tests.api import Api

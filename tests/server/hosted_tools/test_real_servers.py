@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from slipring.config.mcp_registrations import McpRegistration
+from slipring.config.tables import McpRegistration
 from tests.harness import Running
 from tests.mcp.real_servers import RealServers, running, sdk
 from tests.model import ServeModel

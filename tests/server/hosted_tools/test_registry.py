@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 
 from slipring.base.errors import StartupError
-from slipring.config.mcp_registrations import HeaderVariable, McpRegistration
 from slipring.config.settings import Config
+from slipring.config.tables import HeaderVariable, McpRegistration
 from slipring.core.limits import Limits
 from slipring.mcp import HttpServer, Reach, StdioServer
 from slipring.protocol.hosted.mcp_tools import McpTool
-from slipring.server.hosted_tools.registry import Registry, ServerRefused, Target
+from slipring.server.hosted_tools.permitted_servers import Registry, ServerRefused, Target
 from slipring.stores.keys import Key
 from tests.stores.samples import key
 

@@ -17,7 +17,7 @@ from slipring.observation import metric_table as table
 from slipring.protocol.hosted.hosted_items import HttpError, ProtocolError
 from slipring.protocol.hosted.mcp_tools import McpTool, ToolHints
 from slipring.server.access.auth import Caller
-from slipring.server.hosted_tools.registry import Target
+from slipring.server.hosted_tools.permitted_servers import Target
 from slipring.server.hosted_tools.runner import EndedCall, Ending
 from tests.harness import serve
 from tests.mcp.fakes import ADD, Exchange, FakeServer, Reply, error, event, result, serving, text

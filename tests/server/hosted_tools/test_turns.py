@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 
-from slipring.core.chain.hosted_items import UNKNOWN_OUTCOME
+from slipring.core.chain.hosted_items_in_context import UNKNOWN_OUTCOME
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Text
 from slipring.core.limits import Limits
 from slipring.engines.catalog import open_engine

@@ -17,8 +17,7 @@ from slipring.server.access.auth import Caller
 from slipring.server.observation.ended_turns import EndedTurn, Origin
 from slipring.server.observation.turn_log import LineFormatter, TerminalFormatter, TurnLine, write
 from slipring.server.process.runtime import set_up_logging
-from slipring.stores.key_token import Token
-from slipring.stores.keys import Key
+from slipring.stores.keys import Key, Token
 from tests.api import Api
 from tests.harness import PuppetEngine, serve
 from tests.server.issuing import issue, serve_stored

@@ -35,7 +35,7 @@ OF_ENGINES = {
     "slipring.engines.llama",
     "slipring.engines.sglang",
     "slipring.engines.vllm",
-    "slipring.prompts.templates.chat_template",
+    "slipring.prompts.templates.jinja_engines",
     "tokenizers",
     "xllamacpp",
 }

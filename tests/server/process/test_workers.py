@@ -15,8 +15,8 @@ import aiohttp
 import pytest
 
 from slipring import __version__
-from slipring.config.models import ModelEntry
 from slipring.config.settings import Config
+from slipring.config.tables import ModelEntry
 from slipring.core.limits import Limits
 from slipring.engines.shared_engines import Share
 from slipring.server.admin.workers_source import WorkersSource

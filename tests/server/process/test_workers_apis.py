@@ -16,8 +16,7 @@ from typing import Any
 import aiohttp
 
 from slipring.core.limits import Limits
-from slipring.stores.key_token import Token
-from slipring.stores.keys import Key
+from slipring.stores.keys import Key, Token
 from slipring.stores.store import open_store
 from tests import chat_wire, messages_wire, wire
 from tests.chat_api import USER, Chat

@@ -11,7 +11,7 @@ import pytest
 
 from slipring.base.errors import ServerError, StartupError
 from slipring.commands.bench.workloads.replay import read_recording
-from slipring.config.mcp_registrations import HeaderVariable, McpRegistration
+from slipring.config.tables import HeaderVariable, McpRegistration
 from slipring.core.limits import Limits
 from slipring.observation.metric_table import RECORDED_TURNS
 from tests.harness import WEATHER, PuppetEngine, serve

@@ -9,7 +9,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
-from slipring.base.progress import ProgressLine, bar
+from slipring.base.progress_line import ProgressLine, bar
 from slipring.commands.bench import results
 from slipring.commands.bench.measure.modes import Mode
 from slipring.commands.bench.measure.run import Bench
@@ -20,7 +20,7 @@ from slipring.commands.bench.subject.endpoint import Target
 from slipring.commands.bench.workloads.catalogue import WORKLOADS, deep
 from slipring.commands.bench.workloads.plan import Plan
 from slipring.commands.bench.workloads.replay import read_recording
-from slipring.commands.errors import UsageError
+from slipring.commands.flags import UsageError
 
 
 class BenchProgress(ProgressLine):

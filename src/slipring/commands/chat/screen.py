@@ -1,13 +1,110 @@
-"""What a chat prints: answers on standard output, everything else on standard error.
-
-A pipe or a file on standard output receives the text of the answers and nothing else. A terminal shows
-answers as rendered Markdown, and wraps all text between words: the part in which text grows is written where
-it is new, and lines that changed are drawn again.
+"""The terminal of a chat: reads lines, prints answers (Markdown or plain text) on standard output and
+everything else on standard error.
 """
 
+import contextlib
+import io
 import os
-from collections.abc import Mapping
-from typing import Literal, Protocol, TextIO
+import re
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any, Literal, Protocol, TextIO
+
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+from rich.console import Console, RenderableType
+from rich.markdown import Markdown
+from rich.segment import Segment, SegmentLines
+from rich.text import Text
+
+_UNDECIDED = re.compile(r"(?:^|\n)[ \t]*(?:[-=*_#`~>|+]+|\d+[.)]?)[ \t]*$")
+"""An unfinished last line that holds nothing but marks: the next characters decide what they mean."""
+
+
+class MarkdownFormat:
+    """Renders CommonMark with tables. HTML is shown as text, and line breaks are kept."""
+
+    gap = True
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._parser = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"])
+
+    def split(self, text: str) -> int:
+        starts = [block[0].map[0] for block in self._blocks(text) if block[0].map is not None]
+        return sum(map(len, text.splitlines(keepends=True)[: starts[-1]])) if starts else 0
+
+    def lines(self, text: str, width: int, *, is_final: bool) -> list[str]:
+        if not is_final:
+            text = _UNDECIDED.sub("", text)
+        lines: list[str] = []
+        for block in self._blocks(text):
+            markdown = Markdown("", code_theme="ansi_dark", hyperlinks=False)
+            markdown.parsed = block
+            rendered = "\n".join(_rendered(self._console, markdown, width)).strip("\n")
+            lines += [*([""] if lines else []), *rendered.split("\n")]
+        return lines
+
+    def _blocks(self, text: str) -> list[list[Token]]:
+        """Return the tokens of each top-level block: a paragraph, a list, a code block."""
+        blocks: list[list[Token]] = [[]]
+        for token in self._parser.parse(text):
+            for child in token.children or ():
+                if child.type == "softbreak":
+                    child.type = "hardbreak"  # models break lines where they mean it
+            blocks[-1].append(token)
+            if token.level == 0 and token.nesting <= 0:
+                blocks.append([])
+        return blocks[:-1]
+
+
+class TextFormat:
+    """Wraps plain text between words, in one style."""
+
+    gap = False
+
+    def __init__(self, console: Console, style: str) -> None:
+        self._console = console
+        self._style = style
+
+    def split(self, text: str) -> int:
+        return text.rfind("\n") + 1
+
+    def lines(self, text: str, width: int, *, is_final: bool) -> list[str]:
+        text = text.removesuffix("\n")
+        return _rendered(self._console, Text(text, self._style), width) if text else []
+
+
+def terminal_console(*, has_style: bool) -> Console:
+    """Return a console that renders for a terminal; with ``has_style`` false, without colours and bold."""
+    return Console(
+        file=io.StringIO(),  # never written: ``_rendered`` captures all output
+        force_terminal=True,
+        color_system="standard" if has_style else None,
+        highlight=False,
+        legacy_windows=False,
+    )
+
+
+def _rendered(console: Console, content: RenderableType, width: int) -> list[str]:
+    """Return the lines of ``content``, without spaces at their ends."""
+    options = console.options.update(width=width)
+    lines = [_stripped(line) for line in console.render_lines(content, options, pad=False)]
+    with console.capture() as capture:
+        console.print(SegmentLines(lines, new_lines=True), end="")
+    return capture.get().splitlines()
+
+
+def _stripped(line: list[Segment]) -> list[Segment]:
+    kept = list(line)
+    while kept:
+        text = kept[-1].text.rstrip()
+        if text:
+            kept[-1] = Segment(text, kept[-1].style)
+            break
+        kept.pop()
+    return kept
+
 
 _FALLBACK_SIZE = os.terminal_size((80, 24))
 _CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
@@ -187,9 +284,66 @@ class Screen:
         if not (stream.isatty() and self._can_redraw):
             return _PlainWriter(stream)
         # Imported here because it takes 0.1 s, and only terminals need it.
-        from slipring.commands.chat.formats import MarkdownFormat, TextFormat, terminal_console
+        pass
 
         console = terminal_console(has_style=self._has_style)
         if kind == "answer":
             return Region(stream, MarkdownFormat(console))
         return Region(stream, TextFormat(console, "" if kind == "error" else "dim"))
+
+
+_PROMPT = "> "
+_LOCAL_MODES = 3  # index in the list that tcgetattr returns
+
+
+class Keyboard:
+    """Iterates over typed lines until Ctrl-D or Ctrl-C. Leaving the context restores the terminal's modes."""
+
+    def __init__(self, source: TextIO, out: TextIO, err: TextIO) -> None:
+        self._descriptor = source.fileno()
+        self._out = out
+        self._err = err
+        self._modes: list[Any] | None = None
+
+    def __enter__(self) -> "Keyboard":
+        with contextlib.suppress(ImportError):  # not available on every platform
+            import readline  # noqa: F401, importing it gives ``input`` a history and line editing
+        with contextlib.suppress(ImportError):
+            import termios
+
+            self._modes = termios.tcgetattr(self._descriptor)
+        self._set_echo(False)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._set_echo(True)
+
+    def __iter__(self) -> Iterator[str]:
+        while True:
+            if not self._out.isatty():
+                print(_PROMPT, end="", file=self._err, flush=True)
+            try:
+                self._set_echo(True)  # readline echoes only if the terminal did
+                line = input(_PROMPT if self._out.isatty() else "")
+            except (EOFError, KeyboardInterrupt):
+                print(file=self._err)
+                return
+            finally:
+                self._set_echo(False)
+            yield line
+
+    def _set_echo(self, is_on: bool) -> None:
+        """Restore the original modes, or switch off echo and the terminal's own line buffering.
+
+        Without line buffering, the terminal hands unfinished lines and editing keys to readline, too.
+        """
+        if self._modes is None:
+            return
+        import termios
+
+        modes = list(self._modes)
+        if not is_on:
+            modes[_LOCAL_MODES] &= ~(termios.ECHO | termios.ICANON)
+        termios.tcsetattr(self._descriptor, termios.TCSADRAIN, modes)

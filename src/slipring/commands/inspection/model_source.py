@@ -1,19 +1,16 @@
-"""Opens what ``slipring inspect`` is given: a GGUF file, a directory of tokenizer files, or a running server.
-
-Reads files and asks servers, and loads no weights.
+"""Opens what ``slipring inspect`` is given: a GGUF file, a directory of tokenizer files, or a running
+server, whose vocabulary is then spelled byte by byte.
 """
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from msgspec import Struct
 
-from slipring.base.errors import StartupError
-from slipring.base.spelling import suggestion
-from slipring.commands.inspection.spelled_vocabulary import SpelledVocabulary
+from slipring.base.errors import StartupError, suggestion
 from slipring.engines.catalog import KINDS, open_engine
 from slipring.engines.llama.options import LlamaOptions, read_options
 from slipring.engines.llama.served_model import ask_server, file_of, name_of, projector_of
@@ -36,7 +33,55 @@ from slipring.engines.tokens.template_choice import (
     variables_option,
 )
 from slipring.engines.tokens.token_server import TokenServer
+from slipring.prompts.tokenization.token_budget import UNLIMITED, TokenBudget
 from slipring.prompts.tokenization.tokenizer import Tokenizer, UnknownVocabulary, Vocabulary
+
+_FIRST = 2**24
+"""The id of byte 0: above the ids of all real vocabularies."""
+
+
+class SpelledVocabulary(Vocabulary):
+    """The control tokens of a real vocabulary, and an id of its own for every byte of a text."""
+
+    is_local = False
+
+    def __init__(self, names: Collection[str], find: Callable[[str], int | None]) -> None:
+        """``names``: of the control tokens. ``find`` returns the id of one, also of those without a name in
+        ``names``; None if the vocabulary has none."""
+        self._names = names
+        self._find = find
+        self.fingerprint = "spelled"
+
+    @classmethod
+    def like(cls, vocabulary: Vocabulary) -> "SpelledVocabulary":
+        """One with the control tokens of another vocabulary."""
+
+        def find(name: str) -> int | None:
+            return vocabulary.control(name) if vocabulary.has_control(name) else None
+
+        return cls(vocabulary.control_tokens(), find)
+
+    def encode(self, text: str, budget: TokenBudget = UNLIMITED) -> list[int]:
+        return [_FIRST + byte for byte in text.encode()]
+
+    def least_tokens(self, text: str) -> int:
+        return len(text)
+
+    def control(self, token: str) -> int:
+        found = self._find(token)
+        if found is None:
+            raise KeyError(token)
+        return found
+
+    def has_control(self, token: str) -> bool:
+        return self._find(token) is not None
+
+    def control_tokens(self) -> Collection[str]:
+        return self._names
+
+    def bytes_of(self, id: int) -> bytes:
+        return bytes([id - _FIRST]) if id >= _FIRST else b""
+
 
 _TOKEN_KINDS = ("llama", "vllm", "sglang")
 _URLS = ("http://", "https://")

@@ -7,8 +7,15 @@ from msgspec import structs
 
 from slipring.base.errors import StartupError, Unavailable, UnusableModel
 from slipring.commands.inspection import model_facts
-from slipring.commands.inspection.facts import Appending, Finding, ModelFacts, Report, StopToken
-from slipring.commands.inspection.model_facts import Inspected, inspect_model
+from slipring.commands.inspection.model_facts import (
+    Appending,
+    Finding,
+    Inspected,
+    ModelFacts,
+    Report,
+    StopToken,
+    inspect_model,
+)
 from slipring.commands.inspection.model_source import ModelSource, open_source
 from slipring.commands.inspection.sample_conversation import Refusal
 

@@ -10,10 +10,9 @@ from typing import Any, Literal, get_args
 import msgspec
 from msgspec import UNSET, Struct, inspect, structs
 
-from slipring.protocol.chat_completions.answer_format import ChatFormat, ChatSchema
 from slipring.protocol.chat_completions.completion import ChatChunk, ChatCompletion
 from slipring.protocol.chat_completions.history import ChatMessage, Part, Role
-from slipring.protocol.chat_completions.request import ChatRequest, LogitBias
+from slipring.protocol.chat_completions.requests import ChatFormat, ChatRequest, ChatSchema, LogitBias
 from slipring.protocol.chat_completions.tools import (
     ChatFunction,
     ChatTool,
@@ -23,7 +22,7 @@ from slipring.protocol.chat_completions.tools import (
     ToolChoices,
 )
 from slipring.protocol.decisions.answers import Decision
-from slipring.protocol.decisions.request import (
+from slipring.protocol.decisions.requests import (
     MOST_QUESTIONS,
     ChoiceQuestion,
     DecisionRequest,

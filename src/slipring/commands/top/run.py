@@ -174,7 +174,7 @@ class JsonLines:
 
 async def _draw(options: TopOptions) -> None:
     """Draw on the terminal until ``q``, Ctrl-C or SIGTERM."""
-    from slipring.commands.top.drawing import Drawing, quit_key
+    from slipring.commands.top.screen import Drawing, quit_key
 
     ended = asyncio.Event()
     with contextlib.suppress(NotImplementedError):  # not available on every platform

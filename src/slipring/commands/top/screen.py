@@ -1,16 +1,28 @@
-"""Draws a view as lines for a terminal of any size.
+"""The screen of ``slipring top``: a view as lines for a terminal of any size, until ``q`` is pressed."""
 
-No line is longer than the terminal is wide, and there are no more lines than it is high. The most important
-rows come first; where rows are left out, a line says how many. Colours repeat what words say.
-"""
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from typing import TextIO
 
 from rich.console import Console, ConsoleOptions, RenderResult
+from rich.live import Live
 from rich.text import Text
 
-from slipring.commands.top.sections import Section, sections
-from slipring.commands.top.state import Rates, View
-from slipring.commands.top.tables import count, duration, rate, share, shortened, size, visible
-from slipring.observation.live_messages import Memory
+from slipring.commands.top.sections import (
+    Section,
+    count,
+    duration,
+    rate,
+    sections,
+    share,
+    shortened,
+    size,
+    visible,
+)
+from slipring.commands.top.state import Rates, State, View
+from slipring.observation.live_messages import Greeting, Memory, Message
 
 _MOST_HEADER_LINES = 5
 _SEPARATOR = " · "
@@ -169,3 +181,92 @@ def _flowed(parts: list[Text], width: int, most: int) -> list[Text]:
         else:
             break
     return found
+
+
+_INTERVAL_S = 0.25
+
+
+class Drawing:
+    """Shows the state in the terminal's second screen while the context is open."""
+
+    def __init__(self, address: str, out: TextIO) -> None:
+        self._console = Console(file=out, highlight=False)
+        self._screen = Screen(address)
+        self._live = Live(
+            self._screen,
+            console=self._console,
+            screen=True,
+            auto_refresh=False,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._state: State | None = None
+        """What has changed since the last drawing."""
+        self._drawn: object = None
+        """Size and trouble that are drawn."""
+
+    def __enter__(self) -> "Drawing":
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def changed(self, state: State, message: Message) -> None:
+        self._screen.trouble = None
+        if not isinstance(message, Greeting):  # what was drawn stays until there is something new
+            self._state = state
+
+    def interrupted(self, trouble: str) -> None:
+        self._screen.trouble = trouble
+
+    async def draw_repeatedly(self) -> None:
+        """Draw what has changed, the terminal's size included."""
+        while True:
+            self.draw()
+            await asyncio.sleep(_INTERVAL_S)
+
+    def draw(self) -> None:
+        """Draw if something has changed."""
+        now = (self._console.size, self._screen.trouble)
+        if self._state is None and now == self._drawn:
+            return
+        if self._state is not None:
+            self._screen.view = self._state.view()
+        self._state, self._drawn = None, now
+        self._live.refresh()
+
+
+_MOST_BYTES = 1024
+
+
+@contextlib.contextmanager
+def quit_key(source: TextIO, pressed: Callable[[], None]) -> Iterator[None]:
+    """Call ``pressed`` for each ``q``. Leaving the context restores the terminal's modes.
+
+    Does nothing if ``source`` is not a terminal.
+    """
+    if not source.isatty():
+        yield
+        return
+    import termios  # not available on every platform
+    import tty
+
+    descriptor = source.fileno()
+    loop = asyncio.get_running_loop()
+
+    def read() -> None:
+        keys = os.read(descriptor, _MOST_BYTES)
+        if not keys:
+            loop.remove_reader(descriptor)
+        if b"q" in keys:
+            pressed()
+
+    modes = termios.tcgetattr(descriptor)
+    tty.setcbreak(descriptor, termios.TCSADRAIN)
+    loop.add_reader(descriptor, read)
+    try:
+        yield
+    finally:
+        loop.remove_reader(descriptor)
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, modes)

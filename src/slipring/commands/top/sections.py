@@ -1,4 +1,6 @@
-"""The tables of the screen: workers, engines, slots, connections, ended turns, parked sessions."""
+"""The tables of the screen: workers, engines, slots, connections, ended turns, parked sessions. Columns that
+do not fit are left out.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,9 +19,140 @@ from slipring.commands.top.state import (
     ended_at,
     phase_started_at,
 )
-from slipring.commands.top.tables import Column, Row, count, duration, share, shortened, size, table, visible
 from slipring.observation.live_messages import Engine, Slot, Turn
 from slipring.protocol.turn_report import TurnReport
+
+_GAP = 2
+
+Row = Sequence[Text]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table."""
+
+    title: str
+    rank: int
+    """The highest is left out first."""
+    is_right: bool = False
+    least: int = 0
+    """Cells to which it may be shortened before another column is left out. 0: it is not shortened."""
+
+
+def table(columns: Sequence[Column], rows: Sequence[Row], width: int) -> list[Text]:
+    """The heading and the rows as lines. Columns without any text in a row are left out."""
+    wanted = {
+        place: max(len(column.title), *(row[place].cell_len for row in rows))
+        for place, column in enumerate(columns)
+        if any(row[place].plain for row in rows)
+    }
+    chosen = _chosen(columns, wanted, width)
+    heading = [Text(column.title, style="bold dim") for column in columns]
+    return [_line(row, columns, chosen, width) for row in (heading, *rows)]
+
+
+def _chosen(columns: Sequence[Column], wanted: dict[int, int], width: int) -> dict[int, int]:
+    """The places of the columns that fit, in order, with their widths."""
+
+    def least(place: int) -> int:
+        return min(wanted[place], columns[place].least or wanted[place])
+
+    places = list(wanted)
+    while len(places) > 1 and sum(map(least, places)) + _GAP * (len(places) - 1) > width:
+        places.remove(max(places, key=lambda place: columns[place].rank))
+    room = width - sum(map(least, places)) - _GAP * (len(places) - 1)
+    widths = {}
+    for place in sorted(places, key=lambda place: columns[place].rank):
+        more = max(min(wanted[place] - least(place), room), 0)
+        widths[place] = least(place) + more
+        room -= more
+    return {place: widths[place] for place in places}
+
+
+def _line(row: Row, columns: Sequence[Column], chosen: dict[int, int], width: int) -> Text:
+    line = Text()
+    for place, cells in chosen.items():
+        if line.plain:
+            line.append(" " * _GAP)
+        cell = shortened(row[place], cells)
+        space = " " * (cells - cell.cell_len)
+        line.append_text(Text(space) + cell if columns[place].is_right else cell + Text(space))
+    line.rstrip()
+    return shortened(line, width)
+
+
+def shortened(text: Text, cells: int) -> Text:
+    """A copy of a text that takes at most this many cells."""
+    copy = text.copy()
+    copy.truncate(max(cells, 0), overflow="ellipsis")
+    return copy
+
+
+_MOST = 10**15
+"""Larger values are shown as this one."""
+
+
+def visible(text: str) -> str:
+    """A name on one line, without characters that control a terminal: clients choose names."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
+def count(number: float) -> str:
+    """``940``, ``12,400``, ``1.2 M``."""
+    number = _clamped(number)
+    for unit, size in (("T", 10**12), ("G", 10**9), ("M", 10**6)):
+        if number >= size:
+            return f"{number / size:.1f} {unit}"
+    return f"{number:,.0f}"
+
+
+def rate(per_second: float) -> str:
+    """``0.3/s``, ``12/s``, ``1,240/s``."""
+    per_second = _clamped(per_second)
+    return f"{per_second:.1f}/s" if 0 < per_second < 10 else f"{count(per_second)}/s"
+
+
+def size(number: float) -> str:
+    """``512 B``, ``1.2 KiB``, ``340 MiB``."""
+    number = _clamped(number)
+    if number < 1024:
+        return f"{number:.0f} B"
+    for unit in ("KiB", "MiB", "GiB"):
+        number /= 1024
+        if number < 1000:
+            return f"{number:.{0 if number >= 100 else 1}f} {unit}"
+    return f"{number / 1024:.1f} TiB"
+
+
+def duration(seconds: float) -> str:
+    """``34 ms``, ``2.4 s``, ``42 s``, ``3m 12s``, ``2h 05m``, ``3d 4h``."""
+    seconds = _clamped(seconds)
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60}m {whole % 60:02}s"
+    if whole < 86_400:
+        return f"{whole // 3600}h {whole % 3600 // 60:02}m"
+    return f"{whole // 86_400}d {whole % 86_400 // 3600}h"
+
+
+def share(part: float, whole: float) -> str:
+    """``87 %``; ``–`` of nothing."""
+    part, whole = _clamped(part), _clamped(whole)
+    return f"{100 * min(part / whole, 1):.0f} %" if whole > 0 else "–"
+
+
+def _clamped(number: float) -> float:
+    """From 0 to ``_MOST``; 0 for what is not a number."""
+    return min(max(number, 0), _MOST) if number == number else 0
+
 
 _STAGE_AFTER = {
     "render": "engine queue",

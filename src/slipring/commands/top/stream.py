@@ -11,7 +11,7 @@ from aiohttp import ClientTimeout
 
 from slipring.base.connection_failures import reason
 from slipring.commands.top.options import KEY_VARIABLE, TopOptions
-from slipring.commands.top.tables import visible
+from slipring.commands.top.sections import visible
 from slipring.observation.live_messages import Greeting, Message, decode
 
 _CONNECT_TIMEOUT_S = 10.0

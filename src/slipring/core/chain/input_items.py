@@ -12,7 +12,7 @@ from typing import Protocol
 from msgspec import structs
 
 from slipring.base.errors import InvalidEncryptedContent, InvalidRequest, quoted
-from slipring.core.chain import hosted_items
+from slipring.core.chain import hosted_items_in_context
 from slipring.core.chain.state import Carry, OpenCall, ResponseState
 from slipring.protocol import requests
 from slipring.protocol.definitions import Definitions
@@ -84,7 +84,7 @@ def join(
     With ``complete``, a response will be generated next, so every required call must have its output.
     ``definitions`` collects grammars and bounds schemas; None for items that were accepted before.
     """
-    before = _with_pictures(hosted_items.carried(before, items), items)
+    before = _with_pictures(hosted_items_in_context.carried(before, items), items)
     types = {item.type for item in items}
     if types.isdisjoint(_RELEVANT):
         if complete:
@@ -129,7 +129,7 @@ def after_output(carry: Carry, output: tuple[Item, ...], *, cut_off: bool = Fals
         for item in output
         if item.call_id is not None and item.type in _CALLS
     }
-    carry = _with_pictures(hosted_items.carried(carry, output), output)
+    carry = _with_pictures(hosted_items_in_context.carried(carry, output), output)
     return structs.replace(carry, open_calls={**carry.open_calls, **calls}) if calls else carry
 
 

@@ -6,13 +6,13 @@ from functools import partial
 from msgspec import UNSET, Raw, UnsetType, structs
 
 from slipring.base.errors import InvalidRequest, quoted
-from slipring.core.chain import hosted_items
+from slipring.core.chain import hosted_items_in_context
 from slipring.core.chain.head import Head
 from slipring.core.chain.input_items import Seal
 from slipring.core.chain.state import Approval, Carry
 from slipring.core.generation import Hosting, Model, UpstreamTools
-from slipring.core.hosted import approval_answers
-from slipring.core.hosted.approval_answers import Approved
+from slipring.core.hosted import approvals
+from slipring.core.hosted.approvals import Approved
 from slipring.core.hosted.tools import (
     FetchedList,
     HostedTool,
@@ -133,22 +133,22 @@ class HostedRequest:
         self.input = items
         if self.is_upstream:
             return
-        if not before.approvals and approval_answers.KINDS.isdisjoint([item.type for item in items]):
-            self._input, self.input = items, hosted_items.opened(items)
+        if not before.approvals and approvals.KINDS.isdisjoint([item.type for item in items]):
+            self._input, self.input = items, hosted_items_in_context.opened(items)
             return
-        answers = approval_answers.read(before, items)
+        answers = approvals.read(before, items)
         self.approved, self._input = answers.approved, answers.items
         if self.approved and not complete:
             where = self.approved[0].where
             raise InvalidRequest.at(where, "only a request that generates an answer can approve a call")
-        opened = hosted_items.opened(self._input)
-        self.input = approval_answers.with_denials(before.approvals, opened) if complete else opened
+        opened = hosted_items_in_context.opened(self._input)
+        self.input = approvals.with_denials(before.approvals, opened) if complete else opened
 
     def take_results(self, results: Mapping[str, Item], before: Carry) -> None:
         """The approved calls have returned these results: they stand where the client approved the calls."""
         self.approved = []
-        self.input = approval_answers.with_denials(
-            before.approvals, hosted_items.opened(self._input, results)
+        self.input = approvals.with_denials(
+            before.approvals, hosted_items_in_context.opened(self._input, results)
         )
 
     def offer(self, request: CreateRequest, carry: Carry) -> Offered | None:
@@ -165,7 +165,7 @@ class HostedRequest:
             named = self._server(each.approval.label)
             if named is None:
                 raise _not_offered(each)
-            approval_answers.require_genuine(each, named, partial(self._seal.verify, self._tenant))
+            approvals.require_genuine(each, named, partial(self._seal.verify, self._tenant))
         self._require_approved()
         return self.offered
 
@@ -242,7 +242,7 @@ class HostedRequest:
         server = self._server(request.server_label)
         assert server is not None
         approval = Approval(request.server_label, request.name, request.arguments)
-        return self._seal.tag(self._tenant, approval_answers.signed_bytes(server, approval))
+        return self._seal.tag(self._tenant, approvals.signed_bytes(server, approval))
 
     def find_tool(self, approval: Approval) -> HostedTool | None:
         """The tool that an approved call names; None if the request does not offer it."""

@@ -20,6 +20,7 @@ from msgspec import Raw, Struct, UnsetType, structs
 
 from slipring.base.errors import ApiError, UnsupportedParameter
 from slipring.core.chain import item_ids
+from slipring.core.hosted import approvals
 from slipring.protocol import wire
 from slipring.protocol.hosted.builtin_tools import BuiltinKind, SentBuiltin, with_builtins
 from slipring.protocol.hosted.hosted_items import CallError
@@ -211,7 +212,7 @@ def select(server: McpTool, resolved: ResolvedServer, tools: Iterable[ListedTool
             resolved,
             server.server_label,
             tool,
-            needs_approval=resolved.always_approve or server.needs_approval(tool),
+            needs_approval=approvals.needs_approval(server, tool, always=resolved.always_approve),
         )
         for tool in map(respelled, tools)
         if server.allows(tool) and (resolved.permitted is None or tool.name in resolved.permitted)

@@ -13,7 +13,7 @@ from slipring.core.chain.fetched_images import Fetched
 from slipring.core.chain.read_documents import Document
 from slipring.core.chain.state import ResponseState
 from slipring.core.chain.state_cache import ConnectionCache
-from slipring.core.checks.gate import Inspection
+from slipring.core.checks.answer_gate import Inspection
 from slipring.core.generation import Job, Prefill
 from slipring.core.hosted.tools import HostedCall, ResolvedBuiltin, ResolvedServer
 from slipring.core.turn.turn import Turn

@@ -9,7 +9,7 @@ from msgspec import Struct
 from slipring.base.errors import ApiError, InvalidJson, InvalidRequest, forget_frames, quoted
 from slipring.core.ports import Betas
 from slipring.protocol import live_input, requests, tool_output, wire
-from slipring.protocol.endpoints.resent_messages import NOTHING_KNOWN, Known
+from slipring.protocol.endpoints.translated_messages import NOTHING_KNOWN, Known
 from slipring.protocol.live_input import Append, Steer
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.tool_output import ToolOutputPiece

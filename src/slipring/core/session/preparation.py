@@ -13,21 +13,21 @@ from msgspec import UNSET, structs
 
 from slipring.base.errors import ApiError, InvalidPrompt, PreviousResponseNotFound
 from slipring.core.attachment_rules import AttachmentRules
-from slipring.core.chain import fetched_images, hosted_items, input_items, read_documents
+from slipring.core.chain import fetched_images, hosted_items_in_context, input_items, read_documents
 from slipring.core.chain.fetched_images import Fetched
 from slipring.core.chain.head import Head
 from slipring.core.chain.input_items import OpenCarry
 from slipring.core.chain.state import Carry, ResponseState
 from slipring.core.chain.state_cache import ConnectionCache
+from slipring.core.checks.inspected_texts import definition_text
 from slipring.core.checks.policies import NO_POLICY, Policy, policy_of_turn
-from slipring.core.checks.subjects import definition_text
 from slipring.core.generation import Job, Model
 from slipring.core.limits import Limits
 from slipring.core.session.actions import Load, Loaded, ReadDocuments
 from slipring.core.session.session_state import SessionState
 from slipring.core.turn import response_object
 from slipring.core.turn.compaction import TRIGGER, Compaction, read_plan
-from slipring.core.turn.output.hosted_calls import HostedCalls
+from slipring.core.turn.output.running_hosted_calls import HostedCalls
 from slipring.core.turn.request_validation import (
     ENCRYPTED_REASONING,
     read_conversation,
@@ -232,7 +232,7 @@ def _read_input(
     hosted.read_input(before, items, complete=complete)
     carry = input_items.join(before, items, complete=complete, definitions=definitions)
     if complete:
-        carry = hosted_items.denied(carry)
+        carry = hosted_items_in_context.denied(carry)
     if (offered := hosted.offer(request, carry)) is None:
         return carry, None
     return carry, HostedCalls(offered.tools, request.max_tool_calls, frozenset(request.include or ()))

@@ -24,8 +24,8 @@ from slipring.core.session.actions import (
     Record,
     Send,
 )
-from slipring.core.session.live_input_routing import LiveInput
 from slipring.core.session.session_state import SessionState
+from slipring.core.session.steers_and_appends import LiveInput
 from slipring.core.session.turns import Turns
 from slipring.core.turn.stages import Stages
 from slipring.core.turn.steps import rollout

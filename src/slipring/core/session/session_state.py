@@ -8,7 +8,7 @@ from slipring.core.generation import Models
 from slipring.core.limits import Limits
 from slipring.core.ports import Betas, Ports
 from slipring.core.session.actions import Action, CallTool, Compress, Inspect, Record, Send
-from slipring.core.session.age_and_idleness import ConnectionLifetime
+from slipring.core.session.connection_lifetime import ConnectionLifetime
 from slipring.core.session.lanes import Lanes
 from slipring.core.session.prefills import GrowingOutputs
 from slipring.core.session.request_charges import Charges

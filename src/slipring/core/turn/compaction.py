@@ -11,7 +11,7 @@ from msgspec import Struct, structs
 
 from slipring.base.errors import InvalidRequest, ServerError
 from slipring.core.chain import input_items
-from slipring.core.chain.hosted_items import output_item
+from slipring.core.chain.hosted_items_in_context import output_item
 from slipring.core.chain.state import Carry, OpenCall
 from slipring.core.generation import Delta, Finished, Job, Model, Stop, Text
 from slipring.protocol import requests, wire

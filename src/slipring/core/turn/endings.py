@@ -11,7 +11,7 @@ effects, and must not be made again.
 from msgspec import UNSET, Raw, UnsetType, structs
 
 from slipring.base.errors import ApiError, InvalidPrompt
-from slipring.core.chain import cache_diagnostics, hosted_items, input_items
+from slipring.core.chain import cache_diagnostics, hosted_items_in_context, input_items
 from slipring.core.chain.state import Position, ResponseState
 from slipring.core.checks.verdicts import NodeVerdicts
 from slipring.core.generation import Accepted, Finished
@@ -213,7 +213,7 @@ def _opened(turn: Turn, items: list[Item]) -> tuple[Item, ...]:
     if turn.hosted.is_upstream:
         return tuple(items)
     hosted = turn.output.hosted
-    return hosted_items.opened(items, hosted.approved_results if hosted is not None else None)
+    return hosted_items_in_context.opened(items, hosted.approved_results if hosted is not None else None)
 
 
 def remember(turn: Turn, state: ResponseState, now: float) -> None:

@@ -16,9 +16,8 @@ from hashlib import blake2b
 from msgspec import structs
 
 from slipring.core.chain.state import ResponseState
-from slipring.core.checks.item_texts import remainder_of
+from slipring.core.checks.inspected_texts import called_names, remainder_of, subject_of, verdict_key
 from slipring.core.checks.policies import KINDS, Policy
-from slipring.core.checks.subjects import called_names, subject_of, verdict_key
 from slipring.core.checks.verdicts import Kind, Side, Subject
 from slipring.core.turn.compaction import is_summary
 from slipring.protocol.items import Item

@@ -12,10 +12,11 @@ from typing import Any, Literal
 from msgspec import UNSET, structs
 
 from slipring.base.errors import ApiError
-from slipring.core.chain import hosted_items, input_items, item_ids
+from slipring.core.chain import hosted_items_in_context, input_items, item_ids
 from slipring.core.chain.head import Head
+from slipring.core.chain.resent_history import Recognition
 from slipring.core.chain.state import Carry, OpenCall
-from slipring.core.checks.gate import Emission
+from slipring.core.checks.answer_gate import Emission
 from slipring.core.generation import (
     Finished,
     Job,
@@ -24,9 +25,8 @@ from slipring.core.hosted.request import HostedRequest
 from slipring.core.hosted.tools import FetchedList, HostedCall
 from slipring.core.ports import Ports
 from slipring.core.turn import response_object
-from slipring.core.turn.output.hosted_events import HostedLists
+from slipring.core.turn.output.hosted_call_events import HostedLists
 from slipring.core.turn.output.output_events import Output
-from slipring.core.turn.recognition import Recognition
 from slipring.core.turn.stages import NO_TOKENS, JobProgress, Stages
 from slipring.core.turn.steps.steering import Steers
 from slipring.core.turn.turn_checks import TurnChecks
@@ -270,7 +270,7 @@ class Turn:
         assert prepared is not None
         assert compaction is not None
         items = compaction.conclude()
-        answered = hosted_items.denied(prepared.carry.current).answered
+        answered = hosted_items_in_context.denied(prepared.carry.current).answered
         prepared.carry.replace(input_items.join(Carry(answered=answered), items, complete=False))
         if prepared.checks is not None:
             prepared.checks.add(items)

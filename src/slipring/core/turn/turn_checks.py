@@ -7,15 +7,15 @@ from msgspec import Struct, structs
 from slipring.base.errors import ApiError
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import ResponseState
-from slipring.core.checks.gate import Emission, Gate, Inspection
+from slipring.core.checks.answer_gate import Emission, Gate, Inspection
+from slipring.core.checks.inspected_texts import list_text
 from slipring.core.checks.known_verdicts import KnownVerdicts
+from slipring.core.checks.moderation_report import Report
 from slipring.core.checks.policies import Policy, checks_of, decide
-from slipring.core.checks.report import Report
-from slipring.core.checks.subjects import list_text
 from slipring.core.checks.verdicts import NodeVerdicts, Subject, Verdict
 from slipring.core.generation import Delta, Finished, Job, RefusalText
 from slipring.core.hosted.tools import CallOutcome
-from slipring.core.turn.inspected_items import InspectedItems
+from slipring.core.turn.uninspected_items import InspectedItems
 from slipring.protocol.hosted.mcp_tools import ListedTool
 from slipring.protocol.items import Item
 from slipring.protocol.responses import ResponseModeration

@@ -1,28 +1,96 @@
-"""Replaces items that a safety check refused in an earlier turn, so that no model of a later turn reads them.
-
-Many clients keep a message that was refused, and send it again with the next one. If that were refused too,
-they would never get an answer again; if it were let through, a model would read what was refused. So a
-placeholder stands for the item, and the turn goes on with what is behind it.
-
-A request that ends with what was refused is refused again, and so is one that is the same as before from the
-refused item on: it brings nothing else to answer. Nor does a message of the developer: clients add reminders
-behind what their users say, and change them when they try again.
+"""Replaces items that a safety check refused in an earlier turn by placeholders, so that no model of a later
+turn reads them.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
+import msgspec
 from msgspec import Struct
 
-from slipring.core.chain import hosted_items
+from slipring.core.chain import hosted_items_in_context
+from slipring.core.checks.inspected_texts import subject_of
 from slipring.core.checks.known_verdicts import Known, KnownVerdicts
-from slipring.core.checks.placeholders import placeholder
 from slipring.core.checks.policies import Decision, Policy, decide
-from slipring.core.checks.subjects import subject_of
 from slipring.core.checks.verdicts import Subject
 from slipring.core.turn.inspection_context import InspectionContext, sealed_and_open
+from slipring.protocol import wire
 from slipring.protocol.hosted.hosted_items import McpCall
 from slipring.protocol.item_digests import content_digest
-from slipring.protocol.items import Item, Message
+from slipring.protocol.items import Item, Message, read_item
+
+_NAME = "withheld"
+"""Stands for names of tools and of files."""
+
+_Fields = dict[str, Any]
+
+
+_OF_CALLS: dict[str, Callable[[str], _Fields]] = {
+    "function_call": lambda text: {"name": _NAME, "arguments": _arguments(text)},
+    "function_call_output": lambda text: {"output": text},
+    "custom_tool_call": lambda text: {"name": _NAME, "input": text},
+    "custom_tool_call_output": lambda text: {"output": text},
+    "shell_call": lambda text: {"action": {"commands": [text]}},
+    "shell_call_output": lambda text: {
+        "output": [{"stdout": text, "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}]
+    },
+    "local_shell_call": lambda text: {"action": {"type": "exec", "command": [text], "env": {}}},
+    "local_shell_call_output": lambda text: {"output": text},
+    "apply_patch_call": lambda text: {"operation": {"type": "update_file", "path": _NAME, "diff": text}},
+    "apply_patch_call_output": lambda text: {"status": "failed", "output": text},
+    "computer_call": lambda text: {"actions": [{"type": "type", "text": text}]},
+    "tool_search_call": lambda text: {"arguments": {_NAME: text}, "execution": "client"},
+    "tool_search_output": lambda text: {"tools": [], "execution": "client"},
+}
+"""The content of calls that a client answers, and of its answers."""
+
+
+def _arguments(text: str) -> str:
+    return wire.encode({_NAME: text}).decode()
+
+
+class _Kept(Struct):
+    """What a placeholder keeps of a message or of a call."""
+
+    role: str | None = None
+    status: str | None = None
+    asynchronous: bool | None = msgspec.field(name="async", default=None)
+
+
+class _KeptOfHosted(Struct):
+    """What a placeholder keeps of a hosted call: whose result it is, and what had approved it."""
+
+    id: str | None = None
+    server_label: str = ""
+    name: str = ""
+    status: str | None = None
+    approval_request_id: str | None = None
+
+
+def placeholder(item: Item, check: str) -> Item | None:
+    """What stands for an item that this check has refused; None if nothing can."""
+    content = _content(item, f"[Withheld: the safety check '{check}' has refused this content.]")
+    if content is None:
+        return None
+    given = {name: value for name, value in content.items() if value is not None}
+    return read_item(wire.encode({"type": item.type, **given}), "input")
+
+
+def _content(item: Item, text: str) -> _Fields | None:
+    if item.type == "message":
+        kept = msgspec.json.decode(item.raw, type=_Kept)
+        return {"role": kept.role, "content": text}
+    if item.type == "reasoning":
+        return {"summary": [], "content": [{"type": "reasoning_text", "text": text}]}
+    if item.type == "mcp_call":
+        hosted = msgspec.json.decode(item.raw, type=_KeptOfHosted)
+        return {**msgspec.structs.asdict(hosted), "arguments": _arguments(text), "output": text}
+    if item.type not in _OF_CALLS or item.call_id is None:
+        return None
+    kept = msgspec.json.decode(item.raw, type=_Kept)
+    status = {"status": kept.status, "async": kept.asynchronous} if item.type.endswith("_call") else {}
+    return {"call_id": item.call_id, **status, **_OF_CALLS[item.type](text)}
+
 
 _DIGEST_BYTES = 12
 
@@ -108,7 +176,7 @@ def withheld(
     ``id()``. ``context``: what stands before the items; afterwards, it has gone on."""
     if not refusals.may_be:
         return items, {}
-    context.call(hosted_items.opened(items))
+    context.call(hosted_items_in_context.opened(items))
     refused = {
         index: refusal
         for index, item in enumerate(items)
@@ -153,11 +221,11 @@ def _parts(item: Item, index: int) -> Iterator[tuple[Item, bool]]:
         return
     call = item.body()
     assert isinstance(call, McpCall)
-    call_id, text = item.id or f"call_{index}", hosted_items.result_text(call)
-    yield hosted_items.call_item(call_id, call.server_label, call.name, call.arguments), False
-    yield hosted_items.output_item(call_id, text), False
+    call_id, text = item.id or f"call_{index}", hosted_items_in_context.result_text(call)
+    yield hosted_items_in_context.call_item(call_id, call.server_label, call.name, call.arguments), False
+    yield hosted_items_in_context.output_item(call_id, text), False
     if call.approval_request_id is not None:
-        yield hosted_items.output_item(call.approval_request_id, text), False
+        yield hosted_items_in_context.output_item(call.approval_request_id, text), False
 
 
 def _nameless(call_id: str) -> None:

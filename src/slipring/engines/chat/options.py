@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from slipring.base.errors import StartupError
 from slipring.engines.options import option, read_address, read_pairs
-from slipring.engines.remote.loop_hints import HINTS_MEANING, require_hints
 from slipring.engines.remote.upstream import UpstreamOptions
+from slipring.engines.scheduling.priorities_and_hints import HINTS_MEANING, require_hints
 
 _CHOICES = {
     "max_tokens_field": ("max_tokens", "max_completion_tokens"),

@@ -5,8 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import Struct, structs
 
-from slipring.base.errors import StartupError
-from slipring.base.spelling import suggestion
+from slipring.base.errors import StartupError, suggestion
 
 _SUFFIX = ".gguf"
 _PROJECTOR = "mmproj"

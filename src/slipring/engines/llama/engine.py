@@ -17,7 +17,7 @@ from slipring.base.errors import PermissionDenied
 from slipring.core.generation import ANY_ID, Begun, Capabilities, Delta, Emit, Job, Model, Prefill, deliver
 from slipring.engines.base import Engine, Level
 from slipring.engines.constraints.answer_constraint import constraint_of
-from slipring.engines.constraints.answer_grammar import constrains_calls, grammar_of
+from slipring.engines.constraints.llama_grammar import constrains_calls, grammar_of
 from slipring.engines.llama import served_model
 from slipring.engines.llama.answer import LlamaAnswer, LlamaReader, PrefillReader
 from slipring.engines.llama.api import Api, completion_body, pictured_prompt

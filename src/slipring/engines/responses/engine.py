@@ -35,10 +35,10 @@ from slipring.engines.responses import reported_errors, request_body
 from slipring.engines.responses.answer import ResponsesAnswer
 from slipring.engines.responses.events import Event, decode_event
 from slipring.engines.responses.options import ResponsesOptions, read_options
-from slipring.engines.responses.pool import PATH, Pool, Route, SocketsUnsupported
 from slipring.engines.responses.positions import KeptStep, Position, PositionCodec, earlier_step, position_of
 from slipring.engines.responses.reported_errors import ContextLost, LanesUnsupported
 from slipring.engines.responses.request_body import count_body, create_body
+from slipring.engines.responses.socket_pool import PATH, Pool, Route, SocketsUnsupported
 from slipring.engines.responses.sockets import MOST_FRAME_BYTES
 
 log = logging.getLogger("slipring")

@@ -19,15 +19,15 @@ from slipring.base.surrogates import repaired
 from slipring.core.chain.head import Head
 from slipring.core.generation import Job, Settings
 from slipring.engines.constraints.answer_constraint import Constraint
+from slipring.engines.constraints.server_support import takes_tags
 from slipring.engines.grey_square import grey_square_url
 from slipring.engines.remote.http_client import spliced
 from slipring.engines.remote.http_failures import BadStatus, HttpFailure, Unreadable
-from slipring.engines.remote.loop_hints import urgency
 from slipring.engines.remote.upstream import branch_keys, startup_errors, tenant_salt
+from slipring.engines.scheduling.priorities_and_hints import urgency
 from slipring.engines.tokens.chain_ends import ChainEnds
 from slipring.engines.tokens.job_rendering import data_urls
 from slipring.engines.tokens.model_files import ModelInfo, read_tokenizer
-from slipring.engines.tokens.server_constraints import is_newer
 from slipring.engines.tokens.session_server import (
     Mismatch,
     Offer,
@@ -60,8 +60,6 @@ _CONSTRAINT_FIELDS = {"schema": "json_schema", "grammar": "ebnf", "tag": "struct
 _RESENT = "SGLang is sent the data of all pictures of a context again"
 _RESENT_AS_TEXT = "SGLang tokenizes contexts with pictures itself: all of it is sent again as text"
 _WORDS = "hello there hello there"
-_FIRST_WITH_TAGS = (0, 5, 12)
-"""The first version with xgrammar 0.2."""
 
 
 log = logging.getLogger("slipring")
@@ -261,7 +259,7 @@ class SglangEngine(SessionServer):
     async def takes_tags(self) -> bool:
         info = await self._server_info()
         is_xgrammar = info.get("grammar_backend") in (None, "xgrammar")
-        return is_xgrammar and is_newer(info.get("version"), _FIRST_WITH_TAGS)
+        return is_xgrammar and takes_tags("sglang", info.get("version"))
 
     async def _longest_prompt(self) -> int:
         """The tokens of the longest prompt that the server takes; 0 if it does not say."""

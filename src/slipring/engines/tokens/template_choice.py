@@ -9,12 +9,11 @@ from typing import Any, Protocol
 
 import msgspec
 
-from slipring.base.errors import StartupError, UnusableModel
-from slipring.base.spelling import suggestion
+from slipring.base.errors import StartupError, UnusableModel, suggestion
 from slipring.engines.options import option
 from slipring.engines.tokens.model_files import ModelInfo
 from slipring.prompts.templates.chat_messages import PARTS, PictureForm
-from slipring.prompts.templates.chat_template import TemplateError
+from slipring.prompts.templates.jinja_engines import TemplateError
 from slipring.prompts.templates.probed_template import ModelTemplate
 from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.prompts.tokenization.tokenizer import Vocabulary

@@ -27,11 +27,11 @@ from slipring.core.generation import (
 )
 from slipring.engines.base import Level
 from slipring.engines.constraints.answer_constraint import Constraint
+from slipring.engines.constraints.server_support import TRIED_TOKENS, ServerConstraints
 from slipring.engines.options import option, read_address, read_pairs
 from slipring.engines.remote.admission_and_retries import Admission, Retryable, Ticket
 from slipring.engines.remote.http_client import Answered
 from slipring.engines.remote.http_failures import HttpFailure
-from slipring.engines.remote.loop_hints import AnswerLengths, goes_on
 from slipring.engines.remote.streamed_answer import CutOff
 from slipring.engines.remote.upstream import (
     DEFAULT_HEADERS,
@@ -46,12 +46,12 @@ from slipring.engines.remote.upstream import (
 )
 from slipring.engines.remote.upstream_errors import refusal
 from slipring.engines.scheduling.loop_schedule import Need, Rules
+from slipring.engines.scheduling.priorities_and_hints import AnswerLengths, goes_on
 from slipring.engines.scheduling.replica_schedules import ReplicaSchedules
 from slipring.engines.tokens.chain_ends import ChainEnds, gone_at_end
 from slipring.engines.tokens.job_rendering import accepted, count, foresee, position_of, prefetch, render
 from slipring.engines.tokens.model_files import ModelInfo
 from slipring.engines.tokens.sampling import Sampling
-from slipring.engines.tokens.server_constraints import TRIED_TOKENS, ServerConstraints
 from slipring.engines.tokens.template_choice import (
     check_rendering,
     dialect_option,

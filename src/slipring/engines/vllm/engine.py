@@ -19,11 +19,17 @@ from slipring.base.errors import InvalidRequest, ServerError, StartupError, Unav
 from slipring.base.surrogates import repaired
 from slipring.core.generation import Job, Settings
 from slipring.engines.constraints.answer_constraint import Constraint
+from slipring.engines.constraints.server_support import takes_tags
 from slipring.engines.options import option
 from slipring.engines.remote.http_client import spliced
 from slipring.engines.remote.http_failures import HttpFailure
-from slipring.engines.remote.loop_hints import HINTS_MEANING, agent_hints, require_hints, urgency
 from slipring.engines.remote.upstream import DYNAMO_FINAL, DYNAMO_SESSION, tenant_salt
+from slipring.engines.scheduling.priorities_and_hints import (
+    HINTS_MEANING,
+    agent_hints,
+    require_hints,
+    urgency,
+)
 from slipring.engines.tokens.chain_ends import ChainEnds
 from slipring.engines.tokens.model_files import ModelInfo, read_tokenizer
 from slipring.engines.tokens.remote_vocabulary import (
@@ -33,7 +39,6 @@ from slipring.engines.tokens.remote_vocabulary import (
     split_spellings,
     tokenizer_errors,
 )
-from slipring.engines.tokens.server_constraints import is_newer
 from slipring.engines.tokens.session_server import Offer, SessionServer, SessionServerOptions
 from slipring.engines.tokens.sessions import Addressed, Protocol
 from slipring.engines.tokens.token_answer import Piece, PieceParser, TokenAnswer
@@ -64,8 +69,6 @@ from slipring.protocol.responses import Logprob, TopLogprob
 
 _OLDEST = "0.11"
 """The oldest version that returns the ids it emits and takes ``structured_outputs``."""
-_FIRST_WITH_TAGS = (0, 21)
-"""The first version with xgrammar 0.2."""
 _AS_ID = "token_id:"
 _CACHE_CONFIG = "vllm:cache_config_info{"
 """The metric whose labels describe the KV cache."""
@@ -320,7 +323,7 @@ class VllmEngine(SessionServer):
         return sizes.get("num_gpu_blocks", 0) * sizes.get("block_size", 0) or None
 
     async def takes_tags(self) -> bool:
-        return is_newer((await self.query("/version")).get("version"), _FIRST_WITH_TAGS)
+        return takes_tags("vllm", (await self.query("/version")).get("version"))
 
     async def _server_template(self) -> ModelInfo:
         """The model's template as the server returns it; empty if its ``/tokenizer_info`` is not enabled."""

@@ -1,22 +1,9 @@
-"""One connection to an MCP server, as a state machine without I/O.
-
-It speaks both eras of the protocol. Revision 2026-07-28 has no handshake: every request carries its version.
-Older revisions begin with ``initialize``. The session asks with ``server/discover``; old servers reject it.
-
-The driver calls a method and runs the actions that it returns. Work is counted in operations: the handshake,
-a list of tools (one request per page), a call (one request, and one more each time that the tool asks for
-input), a subscription. Guarantees, for any order of calls and any messages:
-
-- every operation ends with one ``Finish``, unless the driver cancels it;
-- a call is sent once. It is sent again only where the protocol demands it: when its answer was a request for
-  input. Nothing is sent again after a failure;
-- a failure's outcome is ``NOT_SENT`` only if no request of the operation was reported by ``sent``.
-"""
+"""One connection to an MCP server, as a state machine without I/O, and what it tells its driver to do."""
 
 import enum
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -34,19 +21,68 @@ from slipring.mcp.failures import (
 )
 from slipring.mcp.limits import McpLimits
 from slipring.mcp.protocol import json_rpc
-from slipring.mcp.protocol.actions import (
-    Abandon,
-    Action,
-    Agreement,
-    Finish,
-    ProgressUpdate,
-    Report,
-    Send,
-    ToolsChanged,
-)
 from slipring.mcp.protocol.json_rpc import Message
 from slipring.mcp.protocol.param_headers import ParamHeader, header_value, mirrored
-from slipring.mcp.protocol.tools import ListInProgress, WantsInput, read_result
+from slipring.mcp.protocol.tools import ListInProgress, ToolList, ToolResult, WantsInput, read_result
+
+
+class Agreement(NamedTuple):
+    """What client and server agreed on."""
+
+    is_modern: bool
+    """Whether the server speaks revision 2026-07-28 or newer: no handshake and no sessions."""
+    version: str
+    server_name: str
+    """What the server calls itself."""
+    instructions: str | None
+    announces_tool_changes: bool
+
+
+class ProgressUpdate(NamedTuple):
+    """How far a call is, as its server reports it."""
+
+    progress: float
+    total: float | None
+    message: str | None
+
+
+class Send(NamedTuple):
+    """Send this message. Before any byte of a request leaves, call ``sent`` of the state machine."""
+
+    data: bytes
+    request_id: int | None
+    """None for notifications and replies, which have no answer."""
+    headers: tuple[tuple[str, str], ...]
+    """Of the HTTP request, if the message is one."""
+
+
+class Abandon(NamedTuple):
+    """No caller waits for this request any more: close the stream of its response."""
+
+    request_id: int
+
+
+class Report(NamedTuple):
+    """Hand the progress of an operation to its caller."""
+
+    operation: int
+    update: ProgressUpdate
+
+
+class Finish(NamedTuple):
+    """An operation has ended. Every operation ends exactly once, unless it is cancelled."""
+
+    operation: int
+    result: Agreement | ToolList | ToolResult | McpFailure | None
+    """None: a subscription that its server ended."""
+
+
+class ToolsChanged(NamedTuple):
+    """The server's list of tools is no longer what it was."""
+
+
+Action = Send | Abandon | Report | Finish | ToolsChanged
+
 
 MODERN_VERSION = "2026-07-28"
 LEGACY_VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")

@@ -9,18 +9,19 @@ from typing import Any
 
 from slipring.mcp.failures import ConnectionLost, McpFailure, TimedOut, TooLarge
 from slipring.mcp.limits import McpLimits
-from slipring.mcp.protocol.actions import (
+from slipring.mcp.protocol.json_rpc import decode_messages
+from slipring.mcp.protocol.session import (
     Abandon,
     Action,
     Agreement,
     Finish,
+    McpSession,
     ProgressUpdate,
     Report,
     Send,
+    State,
     ToolsChanged,
 )
-from slipring.mcp.protocol.json_rpc import decode_messages
-from slipring.mcp.protocol.session import McpSession, State
 from slipring.mcp.protocol.tools import Tool, ToolList, ToolResult
 
 _log = logging.getLogger(__name__)

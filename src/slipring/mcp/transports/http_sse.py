@@ -8,8 +8,7 @@ from yarl import URL
 
 from slipring.mcp.failures import ConnectionLost, HttpRejected, Malformed, McpFailure, TooLarge
 from slipring.mcp.limits import McpLimits
-from slipring.mcp.protocol.actions import Send
-from slipring.mcp.protocol.session import McpSession
+from slipring.mcp.protocol.session import McpSession, Send
 from slipring.mcp.protocol.sse import Event, SseParser
 from slipring.mcp.transports.connection import Connection
 from slipring.mcp.transports.web_client import EVENTS, JSON, Endpoint, content_type, drain

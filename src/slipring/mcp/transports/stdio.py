@@ -8,8 +8,7 @@ import signal
 from collections.abc import Callable
 
 from slipring.mcp.failures import ConnectionLost, Malformed, McpFailure, TooLarge, Unreachable
-from slipring.mcp.protocol.actions import Send
-from slipring.mcp.protocol.session import McpSession
+from slipring.mcp.protocol.session import McpSession, Send
 from slipring.mcp.servers import StdioServer
 from slipring.mcp.transports.connection import Connection
 

@@ -9,9 +9,8 @@ import aiohttp
 
 from slipring.mcp.failures import ConnectionLost, Malformed, McpFailure, TooLarge, Unreachable
 from slipring.mcp.limits import McpLimits
-from slipring.mcp.protocol.actions import Send
 from slipring.mcp.protocol.json_rpc import Message, decode_messages
-from slipring.mcp.protocol.session import McpSession
+from slipring.mcp.protocol.session import McpSession, Send
 from slipring.mcp.protocol.sse import SseParser
 from slipring.mcp.transports.connection import Connection
 from slipring.mcp.transports.web_client import EVENTS, JSON, Endpoint, content_type, drain, read_body

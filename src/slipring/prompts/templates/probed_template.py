@@ -28,15 +28,15 @@ from slipring.prompts.templates.chat_messages import (
     Role,
     picture_mark,
 )
-from slipring.prompts.templates.chat_template import (
+from slipring.prompts.templates.detection.format_detection import detect_format
+from slipring.prompts.templates.detection.probes import common_prefix
+from slipring.prompts.templates.jinja_engines import (
     NO_VARIABLES,
     ChatTemplate,
     SupportsStrftime,
     TemplateError,
     Variables,
 )
-from slipring.prompts.templates.detection.format_detection import detect_format
-from slipring.prompts.templates.detection.text_comparison import common_prefix
 from slipring.prompts.templates.message_forms import ACCEPTS_ALL, MessageForms, find_forms
 from slipring.prompts.templates.stand_ins import (
     ALL_PLACEHOLDERS,

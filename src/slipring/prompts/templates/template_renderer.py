@@ -27,7 +27,7 @@ from slipring.prompts.templates.chat_messages import (
     head_messages,
     template_tools,
 )
-from slipring.prompts.templates.chat_template import NO_VARIABLES, SupportsStrftime, Variables
+from slipring.prompts.templates.jinja_engines import NO_VARIABLES, SupportsStrftime, Variables
 from slipring.prompts.templates.probed_template import ModelTemplate, ProbedTemplate, ThoughtsKept
 from slipring.prompts.templates.stand_ins import (
     LAST_CALL_PLACEHOLDER,

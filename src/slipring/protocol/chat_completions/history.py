@@ -14,7 +14,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType, structs
 
 from slipring.base.errors import InvalidRequest, UnsupportedParameter, quoted
 from slipring.protocol import wire
-from slipring.protocol.chat_completions.answer import CalledCustomTool, CalledFunction
+from slipring.protocol.chat_completions.completion import CalledCustomTool, CalledFunction
 from slipring.protocol.chat_completions.error_paths import (
     CALL,
     CUSTOM_CALL,
@@ -25,8 +25,8 @@ from slipring.protocol.chat_completions.error_paths import (
     Fields,
     Place,
 )
-from slipring.protocol.client_items import ImageDetail
-from slipring.protocol.endpoints.resent_messages import NOTHING_KNOWN, Known, Piece
+from slipring.protocol.client_tools import ImageDetail
+from slipring.protocol.endpoints.translated_messages import NOTHING_KNOWN, Known, Piece
 from slipring.protocol.items import MOST_ITEMS, MOST_PARTS, numbered_call
 
 _API = b"chat "

@@ -9,10 +9,11 @@ from typing import Any, cast
 from msgspec import UNSET, UnsetType
 
 from slipring.protocol import wire
-from slipring.protocol.chat_completions import answer, logprobs
-from slipring.protocol.chat_completions.answer import AnswerForm
+from slipring.protocol.chat_completions import completion
 from slipring.protocol.chat_completions.completion import (
+    AnswerForm,
     ChatChunk,
+    ChoiceLogprobs,
     ChunkChoice,
     ChunkDelta,
     CompletionUsage,
@@ -25,7 +26,6 @@ from slipring.protocol.chat_completions.completion import (
     usage_of,
 )
 from slipring.protocol.chat_completions.error_paths import Places
-from slipring.protocol.chat_completions.logprobs import ChoiceLogprobs
 from slipring.protocol.events import (
     PADDED,
     Completed,
@@ -148,7 +148,7 @@ class CompletionStream:
 
     def text(self, choice: _ChoiceState, event: OutputTextDelta) -> bytes:
         text = choice.content.piece(event.delta, (event.output_index, 0))
-        found = logprobs.of_event(event.logprobs) if self._form.logprobs else None
+        found = completion.of_event(event.logprobs) if self._form.logprobs else None
         return self._chunk(choice, ChunkDelta(text), found)
 
     def refusal(self, choice: _ChoiceState, event: RefusalDelta) -> bytes:
@@ -168,7 +168,7 @@ class CompletionStream:
         return self._chunk(choice, ChunkDelta(reasoning_content=text))
 
     def annotation(self, choice: _ChoiceState, event: OutputTextAnnotationAdded) -> bytes:
-        found = answer.annotation_of(event.annotation)
+        found = completion.annotation_of(event.annotation)
         return b"" if found is None else self._chunk(choice, ChunkDelta(annotations=[found]))
 
     def item(self, choice: _ChoiceState, event: OutputItemAdded) -> bytes:
@@ -177,7 +177,7 @@ class CompletionStream:
         if not isinstance(item, FunctionCallItem | CustomToolCallItem):
             return b""
         choice.call_index += 1
-        begun = ToolCallDelta(choice.call_index, answer.call_id(choice.response_id, item.call_id))
+        begun = ToolCallDelta(choice.call_index, completion.call_id(choice.response_id, item.call_id))
         if isinstance(item, CustomToolCallItem):
             begun.type, begun.custom = "custom", CustomDelta(item.name, "")
         elif self._form.legacy:
@@ -199,7 +199,7 @@ class CompletionStream:
     def ended(self, choice: _ChoiceState, event: ResponseEvent) -> bytes:
         """The last chunk of a choice, and after that of the last one the usage of all."""
         response = event.response
-        reason = answer.finish_reason(response, self._form, has_calls=choice.call_index >= 0)
+        reason = completion.finish_reason(response, self._form, has_calls=choice.call_index >= 0)
         chunk = self._of([ChunkChoice(choice.index, ChunkDelta(), None, reason)])
         if (found := response.moderation) is not UNSET:
             chunk.moderation = moderation_of(found)

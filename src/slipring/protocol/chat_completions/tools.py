@@ -11,7 +11,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from slipring.base.errors import UnsupportedParameter, quoted
 from slipring.protocol import wire
 from slipring.protocol.chat_completions.error_paths import CUSTOM, FUNCTION, LEGACY_FUNCTION, Place
-from slipring.protocol.chat_completions.request import ChatRequest, short
+from slipring.protocol.chat_completions.requests import ChatRequest, short
 from slipring.protocol.definitions import MOST_TOOLS
 
 

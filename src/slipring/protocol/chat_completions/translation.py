@@ -3,21 +3,21 @@
 from msgspec import UNSET, structs
 
 from slipring.base.errors import ApiError
-from slipring.protocol.chat_completions.answer import AnswerForm, choice_of
-from slipring.protocol.chat_completions.answer_format import read_format
 from slipring.protocol.chat_completions.completion import (
+    AnswerForm,
     ChatCompletion,
+    choice_of,
     completion_id,
     moderation_of,
     usage_of,
 )
 from slipring.protocol.chat_completions.error_paths import Places
 from slipring.protocol.chat_completions.history import History
-from slipring.protocol.chat_completions.request import ChatRequest, read_request
+from slipring.protocol.chat_completions.requests import ChatRequest, read_format, read_request
 from slipring.protocol.chat_completions.stream import CompletionStream
 from slipring.protocol.chat_completions.tools import ToolOffer
 from slipring.protocol.endpoints import translation
-from slipring.protocol.endpoints.resent_messages import NOTHING_KNOWN, Known
+from slipring.protocol.endpoints.translated_messages import NOTHING_KNOWN, Known
 from slipring.protocol.endpoints.translation import ErrorReply, Translation
 from slipring.protocol.events import Error, ErrorBody, Event, Failed, ResponseEvent
 from slipring.protocol.requests import (

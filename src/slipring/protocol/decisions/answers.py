@@ -1,8 +1,12 @@
 """The body of a decision: an answer to each question, and the usage of all."""
 
+import math
+from collections.abc import Sequence
+
+import msgspec
 from msgspec import Struct
 
-from slipring.protocol.responses import Usage
+from slipring.protocol.responses import Logprob, Response, Usage
 
 
 class PredicateAnswer(Struct, tag_field="type", tag="predicate"):
@@ -52,3 +56,47 @@ class Decision(Struct):
     model: str
     answers: list[Answer]
     usage: Usage
+
+
+class _Part(Struct):
+    type: str
+    text: str = ""
+    logprobs: list[Logprob] = []
+
+
+class _Output(Struct):
+    type: str
+    content: list[_Part] = []
+
+
+_output = msgspec.json.Decoder(_Output)
+
+
+def has_answer(response: Response) -> bool:
+    """Whether a model has begun an answer, or refused one, instead of writing thoughts alone."""
+    return any(part.type in ("output_text", "refusal") for part in _parts(response))
+
+
+def _parts(response: Response) -> list[_Part]:
+    return [part for raw in response.output for part in _output.decode(raw).content]
+
+
+def probabilities(labels: Sequence[str], logprobs: Sequence[Logprob]) -> list[float] | None:
+    """The probabilities of labels, by the first token of an answer that is not white space; None if that is
+    none of them. A label that is not among the most likely tokens has none."""
+    first = next((each for each in logprobs if each.token.strip()), None)
+    if first is None:
+        return None
+    likely = {first.token: first.logprob} | {each.token: each.logprob for each in first.top_logprobs}
+    weights = dict.fromkeys(labels, 0.0)
+    for token, logprob in likely.items():
+        if (label := _label(labels, token.strip())) is not None:
+            weights[label] += math.exp(min(logprob, 0.0))
+    total = sum(weights.values())
+    return [weight / total for weight in weights.values()] if total else None
+
+
+def _label(labels: Sequence[str], token: str) -> str | None:
+    """The label that a token is, or that only it begins with: some vocabularies split words."""
+    fitting = [label for label in labels if token and label.lower().startswith(token.lower())]
+    return fitting[0] if len(fitting) == 1 else None

@@ -6,10 +6,10 @@ from msgspec import UNSET, Raw, structs
 
 from slipring.base.errors import UnsupportedParameter
 from slipring.protocol import wire
-from slipring.protocol.decisions.answers import Answer, Decision
-from slipring.protocol.decisions.question_prompt import INSTRUCTIONS, Question, has_answer, question_of
-from slipring.protocol.decisions.request import read_input, read_questions, read_request
-from slipring.protocol.endpoints.resent_messages import NOTHING_KNOWN, Known
+from slipring.protocol.decisions.answers import Answer, Decision, has_answer
+from slipring.protocol.decisions.questions import INSTRUCTIONS, Question, question_of
+from slipring.protocol.decisions.requests import read_input, read_questions, read_request
+from slipring.protocol.endpoints.translated_messages import NOTHING_KNOWN, Known
 from slipring.protocol.endpoints.translation import ErrorReply, Translation
 from slipring.protocol.events import Completed, Error, Event, Failed, Incomplete, ResponseEvent
 from slipring.protocol.requests import CreateRequest, PatternedRequest, ReasoningConfig

@@ -98,16 +98,6 @@ class McpTool(Struct, tag_field="type", tag="mcp"):
             return self.allowed_tools.selects(tool)
         return tool.name in self.allowed_tools
 
-    def needs_approval(self, tool: ListedTool) -> bool:
-        """Whether the client must approve each call of the tool. It must unless ``require_approval`` says
-        otherwise; a tool that both filters select needs approval."""
-        rule = self.require_approval
-        if not isinstance(rule, ApprovalFilter):
-            return rule != "never"
-        if rule.always is not None and rule.always.selects(tool):
-            return True
-        return rule.never is None or not rule.never.selects(tool)
-
     @property
     def secrets(self) -> tuple[str, ...]:
         given = (self.authorization, *(self.headers or {}).values())

@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Raw, Struct, UnsetType
 
 from slipring.protocol import wire
-from slipring.protocol.client_items import CallId
+from slipring.protocol.client_tools import CallId
 from slipring.protocol.items import MOST_PARTS, InputFile, InputImage, InputText, Name, OutputText
 
 ImageType = Literal["image/jpeg", "image/png", "image/gif", "image/webp"]

@@ -17,7 +17,7 @@ from msgspec import Raw, Struct
 
 from slipring.base.errors import InvalidRequest, UnsupportedParameter, quoted
 from slipring.protocol import wire
-from slipring.protocol.endpoints.resent_messages import NOTHING_KNOWN, Known, Piece
+from slipring.protocol.endpoints.translated_messages import NOTHING_KNOWN, Known, Piece
 from slipring.protocol.items import MOST_ITEMS, InputText, OutputText, numbered_call
 from slipring.protocol.messages import content, hosted_calls
 from slipring.protocol.messages.content import (

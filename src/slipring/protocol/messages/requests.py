@@ -7,9 +7,12 @@ from msgspec import Meta, Raw, Struct, UnsetType
 
 from slipring.base.errors import UnsupportedParameter, quoted
 from slipring.protocol import wire
+from slipring.protocol.items import Effort
 from slipring.protocol.messages import content
 from slipring.protocol.messages.tools import Choice
-from slipring.protocol.requests import StopSequences
+from slipring.protocol.requests import (
+    StopSequences,
+)
 
 _BILLING = "x-anthropic-billing-header:"
 """How the first block of ``system`` begins if Claude Code has written it. It is no instruction, and changes
@@ -194,3 +197,17 @@ def format_of(request: CountRequest) -> tuple[str, JsonFormat] | None:
     if request.output_config is not None and request.output_config.format is not None:
         return "output_config.format", request.output_config.format
     return ("output_format", request.output_format) if request.output_format is not None else None
+
+
+def effort_of(request: CountRequest) -> Effort | None:
+    """How much the model thinks; None: as much as it does by default."""
+    thinking, asked = request.thinking, request.output_config
+    if thinking is None or isinstance(thinking, ThinkingDisabled):
+        return "none"
+    if asked is not None and asked.effort is not None:
+        return asked.effort
+    if not isinstance(thinking, ThinkingEnabled):
+        return None
+    if thinking.budget_tokens <= 4096:
+        return "low"
+    return "medium" if thinking.budget_tokens <= 16384 else "high"

@@ -29,8 +29,7 @@ from slipring.protocol.messages.answer import (
     Wishes,
 )
 from slipring.protocol.messages.content import TextBlock
-from slipring.protocol.messages.error_paths import Fields
-from slipring.protocol.messages.errors import MessagesError, body_of
+from slipring.protocol.messages.errors import Fields, MessagesError, body_of
 from slipring.protocol.responses import FunctionCallItem, OutputTextPart, ReasoningItem, RefusalPart
 
 

@@ -7,16 +7,15 @@ from msgspec import Struct
 from slipring.base.errors import InvalidRequest
 from slipring.protocol import wire
 from slipring.protocol.endpoints.rate_limits import RateLimit
-from slipring.protocol.endpoints.resent_messages import NOTHING_KNOWN, Known
+from slipring.protocol.endpoints.translated_messages import NOTHING_KNOWN, Known
 from slipring.protocol.endpoints.translation import ErrorReply, Translation
 from slipring.protocol.events import Error, Event
-from slipring.protocol.items import Effort
 from slipring.protocol.messages import answer, errors, requests
 from slipring.protocol.messages.answer import Wishes
-from slipring.protocol.messages.error_paths import Fields
+from slipring.protocol.messages.errors import Fields
 from slipring.protocol.messages.history import History, Opens
 from slipring.protocol.messages.loaded_tools import LoadedTools
-from slipring.protocol.messages.requests import CountRequest, ThinkingDisabled, ThinkingEnabled
+from slipring.protocol.messages.requests import CountRequest, effort_of
 from slipring.protocol.messages.stream import PING, Stream
 from slipring.protocol.messages.tools import NoChoice, Tools
 from slipring.protocol.requests import CreateRequest, ReasoningConfig, ResentHistory, TextConfig
@@ -164,17 +163,3 @@ def _identify(create: CreateRequest, request: CountRequest) -> None:
         create.safety_identifier = user
     else:
         create.user = user
-
-
-def effort_of(request: CountRequest) -> Effort | None:
-    """How much the model thinks; None: as much as it does by default."""
-    thinking, asked = request.thinking, request.output_config
-    if thinking is None or isinstance(thinking, ThinkingDisabled):
-        return "none"
-    if asked is not None and asked.effort is not None:
-        return asked.effort
-    if not isinstance(thinking, ThinkingEnabled):
-        return None
-    if thinking.budget_tokens <= 4096:
-        return "low"
-    return "medium" if thinking.budget_tokens <= 16384 else "high"

@@ -6,7 +6,7 @@ from typing import TypeVar
 import msgspec
 
 from slipring.base.errors import StartupError
-from slipring.config.checks import CheckEntry
+from slipring.config.tables import CheckEntry
 from slipring.safety.source import Source, naming
 from slipring.safety.sources.functions import GROUP, Functions, find_factory
 from slipring.safety.sources.guard import Engines, Guard, GuardSettings

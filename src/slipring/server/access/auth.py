@@ -16,8 +16,7 @@ from msgspec import Struct
 from slipring.base.errors import AuthenticationFailed, PermissionDenied, StartupError, Unavailable
 from slipring.config.settings import Config, split_api_key
 from slipring.server.process.listening_sockets import is_loopback
-from slipring.stores.key_token import Token, digest
-from slipring.stores.keys import Key, Keys
+from slipring.stores.keys import Key, Keys, Token, digest
 
 DEFAULT_TENANT = "default"
 _UNMATCHABLE = digest("")

@@ -9,7 +9,6 @@
 """
 
 import asyncio
-import contextlib
 import hmac
 import logging
 import socket
@@ -27,7 +26,6 @@ from slipring.base.errors import (
     InvalidRequest,
     NotFound,
     PermissionDenied,
-    RateLimited,
     ServerError,
     StartupError,
 )
@@ -37,21 +35,19 @@ from slipring.core.limits import Limits
 from slipring.observation import live_messages
 from slipring.observation.drawing_files import DRAWINGS
 from slipring.observation.metric_counts import Snapshot
+from slipring.server.admin.live_stream import LiveStream
 from slipring.server.clock import now
 from slipring.server.connections.acceptor import Acceptor
 from slipring.server.connections.client_connection import connection_factory, connection_of, http_logger
-from slipring.server.connections.connection_limits import Connections
+from slipring.server.connections.open_connections import Connections
+from slipring.server.endpoints.replies import add_standard_headers, error_response, json_response
 from slipring.server.periodic_tasks import cancel_and_wait
 from slipring.server.process.listening_sockets import is_loopback, listen
-from slipring.server.replies import add_standard_headers, error_response, json_response
 
 log = logging.getLogger("slipring")
 
 _AUTO = ("127.0.0.1", 9464)
 _MOST_CONNECTIONS = 64
-_MOST_WATCHERS = 16
-_UNREAD_LINES = 8
-"""Lines of a live stream that may wait for its reader; one that is slower is disconnected."""
 _TICK_S = 1.0
 _SHUTDOWN_S = 1.0
 _OPERATOR = "operator"
@@ -107,7 +103,7 @@ class AdminListener:
                 " SLIPRING_ADMIN_KEY, or choose a loopback address with --admin"
             )
         self._source = source
-        self._streams: set[asyncio.Queue[bytes | None]] = set()
+        self._stream = LiveStream(source.subscribe)
         """The lines that wait for the reader of each live stream. None ends the stream."""
         limits = Limits()
         requests = Ledger(limits.tenant_request_bytes, limits.request_bytes)
@@ -143,9 +139,7 @@ class AdminListener:
             await self._acceptor.close()
         if self._ticker is not None:
             await cancel_and_wait([self._ticker])
-        for lines in self._streams:
-            if not lines.full():  # else its reader is slow, and is disconnected below
-                lines.put_nowait(None)
+        self._stream.close()
         if self._runner is not None:
             await self._runner.cleanup()
 
@@ -228,29 +222,7 @@ class AdminListener:
         return json_response(detail)
 
     async def _live(self, request: web.Request) -> web.StreamResponse:
-        if len(self._streams) >= _MOST_WATCHERS:
-            raise RateLimited("Too many clients watch this server at once.")
-        stream = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
-        await stream.prepare(request)
-        lines: asyncio.Queue[bytes | None] = asyncio.Queue(_UNREAD_LINES)
-        lines.put_nowait(live_messages.encode(self._source.greeting()))
-
-        def receive(line: bytes) -> None:
-            try:
-                lines.put_nowait(line)
-            except asyncio.QueueFull:
-                connection_of(request).abort()
-
-        self._streams.add(lines)
-        unsubscribe = self._source.subscribe(receive)
-        try:
-            with contextlib.suppress(ConnectionError):
-                while (line := await lines.get()) is not None:
-                    await stream.write(line)
-        finally:
-            unsubscribe()
-            self._streams.discard(lines)
-        return stream
+        return await self._stream.serve(request, self._source.greeting())
 
     async def _page(self, request: web.Request) -> web.Response:
         name = request.match_info["name"] or "index.html"

@@ -1,8 +1,5 @@
-"""Reads the state of a server for the live stream, and sends it to all who read the stream.
-
-Updates are made only while the stream is read, each once for all of its readers; between two updates only
-ended turns are collected. An update costs time in proportion to the connections that are open, and bytes in
-proportion to those that have changed.
+"""Reads the state of a server for the live stream, sends it to all who read the stream, and shows the server
+on the admin listener.
 """
 
 import asyncio
@@ -15,14 +12,17 @@ from collections.abc import Callable
 
 from msgspec import UNSET, structs
 
+from slipring import __version__
 from slipring.core.chain.state import ResponseState
 from slipring.core.turn import turn_reports
 from slipring.core.turn.turn import Turn
 from slipring.observation import live_messages
+from slipring.observation.metric_counts import Snapshot
 from slipring.protocol.turn_report import TurnReport
 from slipring.server.clock import now, unix_time
 from slipring.server.driver import Driver, Exchange
 from slipring.server.observation.ended_turns import EndedTurn
+from slipring.server.observation.health import health_of
 from slipring.server.observation.loop_lag import LoopLag
 from slipring.server.observation.metrics import Metrics, memory_uses
 from slipring.server.process.process_metrics import resident_bytes
@@ -333,3 +333,38 @@ def _send(update: live_messages.Update, subscribers: list[live_messages.Receive]
     line = live_messages.encode(update)
     for receive in list(subscribers):
         receive(line)
+
+
+class ServerSource:
+    """The source of a listener beside a server."""
+
+    def __init__(self, service: Service, view: LiveView, metrics: Metrics, api_url: str) -> None:
+        self._service = service
+        self._metrics = metrics
+        self._view = view
+        self._feed = LiveFeed(view)
+        self._api_url = api_url
+        self._started_at = time.time()
+
+    def greeting(self) -> live_messages.Greeting:
+        return live_messages.Greeting(
+            version=__version__,
+            started_at=self._started_at,
+            now=time.time(),
+            interval_s=live_messages.INTERVAL_S,
+            api_url=self._api_url,
+            workers=1,
+            departed=live_messages.Totals(),
+        )
+
+    def subscribe(self, receive: live_messages.Receive) -> Callable[[], None]:
+        return self._feed.subscribe(receive)
+
+    async def detail(self, process: int, number: int) -> live_messages.ConnectionDetail | None:
+        return self._view.detail(number) if process == 0 else None
+
+    def metrics(self) -> Snapshot:
+        return self._metrics.snapshot()
+
+    def health(self) -> tuple[object, int]:
+        return health_of(self._service, self._service.store.trouble)

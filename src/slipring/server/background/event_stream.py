@@ -13,10 +13,10 @@ from slipring.protocol.endpoints import translation
 from slipring.protocol.events import TERMINAL
 from slipring.protocol.responses import Response
 from slipring.protocol.wire import encode, type_of
-from slipring.server import replies
 from slipring.server.background import orphaned_runs
 from slipring.server.background.runs import Background
 from slipring.server.connections.client_connection import connection_of
+from slipring.server.endpoints import replies
 from slipring.server.periodic_tasks import cancel_and_wait
 from slipring.stores.runs import Run, RunEvent
 

@@ -16,8 +16,8 @@ from typing import Any
 from msgspec import Raw, Struct, json, structs
 
 from slipring.base.errors import InvalidEncryptedContent, InvalidPrompt
-from slipring.core.chain import hosted_items, input_items
-from slipring.core.chain.hosted_items import UNKNOWN_OUTCOME
+from slipring.core.chain import hosted_items_in_context, input_items
+from slipring.core.chain.hosted_items_in_context import UNKNOWN_OUTCOME
 from slipring.core.chain.input_items import Seal
 from slipring.core.chain.state import ResponseState
 from slipring.protocol.events import Completed, Failed, Incomplete, ResponseEvent
@@ -183,12 +183,12 @@ async def find_state(store: Store, seal: Seal, tenant: str, response: Response) 
     except InvalidEncryptedContent:
         return None
     carry = input_items.join(input_items.carried(parent), beginning.input, complete=False)
-    carry = hosted_items.denied(carry)
+    carry = hosted_items_in_context.denied(carry)
     if beginning.is_upstream:
         # Lists and approvals of another server mean nothing here.
         carry = structs.replace(input_items.after_output(carry, output), lists={}, approvals={})
     else:
-        output = hosted_items.opened(output)
+        output = hosted_items_in_context.opened(output)
         carry = input_items.after_output(carry, output)
     return ResponseState(
         response=response,

@@ -22,11 +22,11 @@ from slipring.protocol.wire import encode
 from slipring.server.access.auth import Caller
 from slipring.server.background import orphaned_runs
 from slipring.server.clock import now, shared_now
-from slipring.server.cluster.state_lookup import StoredStates
 from slipring.server.driver import Driver, Exchange, Sink
 from slipring.server.observation.ended_turns import Origin
 from slipring.server.periodic_tasks import PeriodicTasks, cancel_and_wait
 from slipring.server.service import Service, shutting_down
+from slipring.server.state_lookup import StoredStates
 from slipring.server.transports.http import PostedCreate
 from slipring.stores.runs import Beginning, Lease, LeaseLost, Run, RunEvent
 

@@ -13,7 +13,7 @@ import socket
 from collections.abc import Callable
 
 from slipring.server.connections.client_connection import HttpConnection
-from slipring.server.connections.connection_limits import Connections
+from slipring.server.connections.open_connections import Connections
 
 log = logging.getLogger("slipring")
 

@@ -25,9 +25,9 @@ from slipring.base.aiohttp_internals import (
 )
 from slipring.base.errors import ApiError, InvalidJson, InvalidRequest, ServerError
 from slipring.protocol.wire import encode
-from slipring.server.connections.connection_limits import Connections, ConnectionState
 from slipring.server.connections.fair_reading import LARGE_READ_BYTES, FairReading
-from slipring.server.replies import add_standard_headers, error_response
+from slipring.server.connections.open_connections import Connections, ConnectionState
+from slipring.server.endpoints.replies import add_standard_headers, error_response
 
 _MAX_HEAD_BYTES = 128 * 1024
 """Limit for a request's line and headers together. aiohttp limits each of them and their number only."""

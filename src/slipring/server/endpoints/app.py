@@ -17,10 +17,10 @@ from slipring.core.generation import Model
 from slipring.protocol.endpoints.reply_bodies import ModelList, ModelObject, TurnList
 from slipring.protocol.endpoints.translation import RESPONSES, Translation
 from slipring.protocol.messages.translation import MessagesTranslation
+from slipring.server import peers
 from slipring.server.access.auth import Caller
 from slipring.server.background.runs import Background
 from slipring.server.clock import now
-from slipring.server.cluster import peers
 from slipring.server.connections.client_connection import connection_of
 from slipring.server.endpoints import conversations, messages
 from slipring.server.endpoints.chat_completions import complete
@@ -29,9 +29,14 @@ from slipring.server.endpoints.compact import compact
 from slipring.server.endpoints.decisions import decide
 from slipring.server.endpoints.messages import speaks_messages
 from slipring.server.endpoints.moderations import moderate
+from slipring.server.endpoints.replies import (
+    add_standard_headers,
+    error_response,
+    json_response,
+    request_id_of,
+)
 from slipring.server.endpoints.responses import Responses, count_tokens
 from slipring.server.observation.health import StoreHealth, health_of, readiness_of
-from slipring.server.replies import add_standard_headers, error_response, json_response, request_id_of
 from slipring.server.service import Service, shutting_down
 from slipring.server.transports import echo
 from slipring.server.transports.websocket import WebSocketConnection, serve_websocket

@@ -35,8 +35,8 @@ from slipring.server.access.auth import Caller
 from slipring.server.clock import now
 from slipring.server.connections.request_bodies import read_body
 from slipring.server.endpoints import paging
+from slipring.server.endpoints.replies import json_response
 from slipring.server.id_minting import mint
-from slipring.server.replies import json_response
 from slipring.server.service import Service
 from slipring.stores.conversations import Conversation
 

@@ -12,7 +12,7 @@ from slipring.protocol.messages import requests
 from slipring.protocol.messages.models import ModelInfo, page_of
 from slipring.protocol.messages.translation import MessagesTranslation
 from slipring.server.access.auth import Caller
-from slipring.server.replies import json_response, request_id_of
+from slipring.server.endpoints.replies import json_response, request_id_of
 from slipring.server.service import Service
 from slipring.server.transports.beta_header import retention_of
 from slipring.server.transports.http import JsonReply, SseReply, answer, read_posted

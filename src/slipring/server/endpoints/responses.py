@@ -22,7 +22,7 @@ from slipring.server.background import event_stream, orphaned_runs
 from slipring.server.background.orphaned_runs import read_response
 from slipring.server.background.runs import Background, RunRefused
 from slipring.server.endpoints import paging
-from slipring.server.replies import error_reply, json_response
+from slipring.server.endpoints.replies import error_reply, json_response
 from slipring.server.service import Service
 from slipring.server.transports.beta_header import of_exchange, retention_of
 from slipring.server.transports.http import (

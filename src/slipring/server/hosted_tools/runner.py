@@ -39,7 +39,7 @@ from slipring.server.hosted_tools.call_outcomes import (
     outcome_of,
     stated,
 )
-from slipring.server.hosted_tools.registry import Registry, ServerRefused, Target
+from slipring.server.hosted_tools.permitted_servers import Registry, ServerRefused, Target
 from slipring.server.observation.turn_log import plain
 from slipring.server.tenant_slots import TenantSlots
 

@@ -17,10 +17,11 @@ from msgspec import UNSET
 from slipring.engines.base import Engine
 from slipring.observation import live_messages
 from slipring.observation import metric_table as table
-from slipring.observation.metric_counts import BoundedNames, Reading, Registry, Snapshot, totals
+from slipring.observation.bounded_labels import BoundedNames
+from slipring.observation.metric_counts import Reading, Registry, Snapshot, totals
 from slipring.protocol.turn_report import OWN_STAGES, TokenCounts, TurnReport
 from slipring.safety.source_calls import CheckStatus, FailureKind
-from slipring.server.connections.connection_limits import DropReason
+from slipring.server.connections.open_connections import DropReason
 from slipring.server.driver import Exchange
 from slipring.server.hosted_tools.runner import EndedCall
 from slipring.server.observation.ended_turns import EndedTurn

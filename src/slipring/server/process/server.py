@@ -14,8 +14,8 @@ from aiohttp import web
 
 from slipring.base.errors import StartupError, Unavailable
 from slipring.base.garbage_collection import FullCollections, exempt_from_collection
-from slipring.config.models import ModelEntry
 from slipring.config.settings import ADMIN_OFF, Config
+from slipring.config.tables import ModelEntry
 from slipring.core.generation import Defaults, Hosting
 from slipring.engines.base import Engine
 from slipring.engines.catalog import Catalog, Entry, open_engine, position_codec
@@ -24,13 +24,12 @@ from slipring.protocol.items import Effort
 from slipring.server.access.auth import require_keys
 from slipring.server.access.seal_keys import open_seal
 from slipring.server.admin.listener import AdminListener
-from slipring.server.admin.live_view import LiveView
-from slipring.server.admin.server_source import ServerSource
+from slipring.server.admin.live_view import LiveView, ServerSource
 from slipring.server.background.runs import Background
 from slipring.server.clock import now
 from slipring.server.connections.acceptor import Acceptor
 from slipring.server.connections.client_connection import HttpConnection, connection_factory, http_logger
-from slipring.server.connections.connection_limits import log_reduced_room
+from slipring.server.connections.open_connections import log_reduced_room
 from slipring.server.endpoints.app import build_app
 from slipring.server.observation.loop_lag import LoopLag
 from slipring.server.observation.metrics import Metrics

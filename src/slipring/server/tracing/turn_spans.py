@@ -23,8 +23,8 @@ from opentelemetry.util.types import AttributeValue
 from slipring import __version__
 from slipring.protocol.turn_report import TurnReport
 from slipring.server.observation.ended_turns import EndedTurn
-from slipring.server.tracing import content
-from slipring.server.tracing.content import Excerpt
+from slipring.server.tracing import turn_content
+from slipring.server.tracing.turn_content import Excerpt
 
 _SCOPE = InstrumentationScope("slipring", __version__)
 _ERRORS = frozenset({"failed", "refused"})
@@ -146,11 +146,11 @@ def _error_type(report: TurnReport) -> object:
 def _said(said: Excerpt) -> dict[str, AttributeValue]:
     attributes: dict[str, AttributeValue] = {}
     if said.instructions is not None:
-        attributes["gen_ai.system_instructions"] = content.instructions_json(said.instructions)
+        attributes["gen_ai.system_instructions"] = turn_content.instructions_json(said.instructions)
     if said.input:
-        attributes["gen_ai.input.messages"] = content.input_json(said.input)
+        attributes["gen_ai.input.messages"] = turn_content.input_json(said.input)
     if said.output:
-        attributes["gen_ai.output.messages"] = content.output_json(said.output)
+        attributes["gen_ai.output.messages"] = turn_content.output_json(said.output)
     if said.omitted:
         attributes["slipring.content.omitted_items"] = said.omitted
     return attributes

@@ -21,17 +21,17 @@ from slipring.protocol.endpoints.translation import RESPONSES, Api, Translation,
 from slipring.protocol.events import DELTAS, TERMINAL, Error, Event, Failed, ResponseEvent
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.turn_report import TurnReport, server_timing
-from slipring.server import replies
 from slipring.server.access.auth import Caller
 from slipring.server.clock import clock, now, unix_time
-from slipring.server.cluster.state_lookup import StoredStates
 from slipring.server.connections.client_connection import connection_of
 from slipring.server.connections.request_bodies import read_body
 from slipring.server.driver import Driver, Exchange, Sink
+from slipring.server.endpoints import replies
+from slipring.server.endpoints.replies import error_reply, json_response
 from slipring.server.observation.ended_turns import EndedTurn, Origin, Transport
-from slipring.server.replies import error_reply, json_response
 from slipring.server.request_decoding import ReadCreate
 from slipring.server.service import Service
+from slipring.server.state_lookup import StoredStates
 from slipring.server.transports.outbox import Outbox, run_until_waiting
 
 

@@ -22,12 +22,12 @@ from slipring.config.settings import Config
 from slipring.core.session.actions import Action
 from slipring.server.access.auth import Caller
 from slipring.server.clock import now
-from slipring.server.cluster.state_lookup import SocketStates
 from slipring.server.connections.client_connection import connection_of
 from slipring.server.driver import Driver
 from slipring.server.observation.ended_turns import EndedTurn, Origin
 from slipring.server.request_decoding import LARGE_BYTES
 from slipring.server.service import Service
+from slipring.server.state_lookup import SocketStates
 from slipring.server.transports.beta_header import of_socket
 from slipring.server.transports.outbox import Outbox, run_until_waiting
 

@@ -12,12 +12,12 @@ from slipring.base.errors import (
     InvalidRequest,
     Unavailable,
 )
-from slipring.core.chain.hosted_items import UNKNOWN_OUTCOME
+from slipring.core.chain.hosted_items_in_context import UNKNOWN_OUTCOME
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Text, Thought
 from slipring.core.hosted.tools import CallOutcome, CallProgress, FetchedList
 from slipring.core.ports import Betas
 from slipring.core.session.actions import Resolved
-from slipring.core.turn.output.hosted_calls import LIMIT_REACHED, LOST, MOST_REJECTED, NOT_OFFERED
+from slipring.core.turn.output.running_hosted_calls import LIMIT_REACHED, LOST, MOST_REJECTED, NOT_OFFERED
 from slipring.protocol.hosted.hosted_items import HttpError, ProtocolError
 from tests.core.connection import (
     Connection,

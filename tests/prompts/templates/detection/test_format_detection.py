@@ -18,8 +18,7 @@ from slipring.prompts.parsing.output_format import (
     TaggedCalls,
 )
 from slipring.prompts.templates.detection.format_detection import DetectedFormat, detect_format
-from slipring.prompts.templates.detection.probe_conversations import IDS, NAME, STRINGS
-from slipring.prompts.templates.detection.text_comparison import common_prefix
+from slipring.prompts.templates.detection.probes import IDS, NAME, STRINGS, common_prefix
 from slipring.protocol.tools import CallableTool, FunctionTool, Offer
 from tests.prompts.parsing import family_formats as known
 from tests.prompts.parsing.answers import parsed

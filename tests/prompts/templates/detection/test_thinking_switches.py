@@ -4,7 +4,7 @@ from functools import cache
 
 import pytest
 
-from slipring.prompts.templates.detection.probe_conversations import Probe
+from slipring.prompts.templates.detection.probes import Probe
 from slipring.prompts.templates.detection.thinking_switches import EFFORTS, ThinkingSwitches, find_switches
 from tests.prompts.templates.family_templates import NAMES, render_with_jinja2, source_of
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from slipring.commands import flags
-from slipring.commands.bench.load.results import ServiceLevel
+from slipring.commands.bench.load.service_level import ServiceLevel
 from slipring.commands.bench.measure.modes import MODES
 from slipring.commands.bench.options import (
     add_target_flags,
@@ -15,9 +15,7 @@ from slipring.commands.bench.options import (
     target_from_namespace,
 )
 from slipring.commands.bench.subject.endpoint import Target
-from slipring.commands.client_environment import api_key
-from slipring.commands.errors import UsageError
-from slipring.commands.flags import flag, number, share, whole
+from slipring.commands.flags import UsageError, api_key, flag, number, share, whole
 
 _MODES = tuple(name for name, mode in MODES.items() if not (mode.has_lanes or mode.is_rollout))
 

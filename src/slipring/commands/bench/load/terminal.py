@@ -5,7 +5,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from slipring.base.progress import ProgressLine, bar
+from slipring.base.progress_line import ProgressLine, bar
 from slipring.commands.bench.load.results import Level, LoadRecord, Percentiles
 from slipring.commands.bench.report.conditions import busy_warning, by_api, simulation
 from slipring.commands.bench.report.terminal import wide_console

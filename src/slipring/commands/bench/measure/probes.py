@@ -20,10 +20,10 @@ from slipring.commands.bench.client.exchange import (
 )
 from slipring.commands.bench.client.transports import Access, Transport, connection_error, refused
 from slipring.commands.bench.measure.modes import KEEP_REASONING, Chain, Context, Mode
-from slipring.commands.bench.verify import digests
+from slipring.commands.bench.verify import history
 from slipring.commands.bench.workloads.plan import message
 from slipring.commands.bench.workloads.tools import CODING_TOOLS
-from slipring.commands.errors import CommandFailed
+from slipring.commands.flags import CommandFailed
 
 _OK = 200
 _NOT_FOUND = 404
@@ -108,7 +108,7 @@ async def probe(access: Access, head: Fields, modes: list[Mode]) -> Capabilities
             found.statuses.add(None)
         else:
             found.modes.append(mode)
-            found.has_digests |= digests.find_digest(exchange.answer) is not None
+            found.has_digests |= history.find_digest(exchange.answer) is not None
     return found
 
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct
 
 from slipring.commands.bench.report import units
+from slipring.commands.bench.report.drawing import Style, styles
 from slipring.commands.bench.report.markup import Markup, embedded, tag
-from slipring.commands.bench.report.palette import Style, styles
 from slipring.commands.bench.results import BenchRecord, LoopResult, TurnResult, Workload
 from slipring.commands.bench.statistics import Spread, Summary, by_turn, cumulative, finished
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from slipring.commands.bench.report import palette, scripts
+from slipring.commands.bench.report import drawing
 from slipring.commands.bench.report.charts import drawn_modes, series_of
 from slipring.commands.bench.report.conditions import (
     busy_warning,
@@ -56,7 +56,7 @@ def render(record: BenchRecord) -> str:
 
 
 def _drawn(**data: object) -> str:
-    return scripts.still(_SCRIPT, {"css": palette.css() + _STYLE, **data})
+    return drawing.still(_SCRIPT, {"css": drawing.css() + _STYLE, **data})
 
 
 def _subtitle(record: BenchRecord, summaries: list[Summary], workload: Workload) -> str:
@@ -130,4 +130,4 @@ class Plot(Struct, frozen=True):
 def drawn(plots: list[Plot], *, title: str, about: str, subtitle: str, conditions: str) -> str:
     """All plots have lines with the same names."""
     texts = {"title": title, "about": about, "subtitle": subtitle, "conditions": conditions}
-    return scripts.still(_AT_ONCE, {"css": palette.css() + STYLE, "plots": plots, **texts}) + "\n"
+    return drawing.still(_AT_ONCE, {"css": drawing.css() + STYLE, "plots": plots, **texts}) + "\n"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from slipring.commands.bench.report import palette, scripts, units
+from slipring.commands.bench.report import drawing, units
 from slipring.commands.bench.report.charts import (
     DrawnMode,
     charts,
@@ -20,7 +20,7 @@ from slipring.commands.bench.report.charts import (
 )
 from slipring.commands.bench.report.conditions import busy_warning, conditions, repeats, simulation, subject
 from slipring.commands.bench.report.markup import Markup, join, tag
-from slipring.commands.bench.report.replay_comparison import NOTE, TITLE, replay_table
+from slipring.commands.bench.report.terminal import NOTE, TITLE, replay_table
 from slipring.commands.bench.report.verdict import (
     NO_DIFFERENCE,
     amount,
@@ -50,9 +50,9 @@ def write(record: BenchRecord, path: Path) -> None:
 def render(record: BenchRecord) -> str:
     summaries = summarise(record)
     title = f"slipring bench: {record.endpoint.model}, {record.when[:10]}"
-    style = palette.css() + scripts.stage_colours() + _STYLE.read_text(encoding="utf-8")
+    style = drawing.css() + drawing.stage_colours() + _STYLE.read_text(encoding="utf-8")
     # Read as HTML, the first and the last line are comments of the script; as XML they let it contain "<".
-    code = f"//<![CDATA[\n{scripts.script(scripts.REPORT)}\n//]]>"
+    code = f"//<![CDATA[\n{drawing.script(drawing.REPORT)}\n//]]>"
     policy = f"default-src 'none'; style-src {_digest(style)}; script-src {_digest(code)}"
     head = tag(
         "head",
@@ -162,7 +162,7 @@ _CLASSES = {"Loop": "main", "Loop, compared": "words"}
 
 def _modes(record: BenchRecord, here: Sequence[Summary], workload: Workload) -> Markup:
     baseline = baseline_of(here, workload)
-    style, titles = palette.styles(record.modes), {mode.name: mode for mode in record.modes}
+    style, titles = drawing.styles(record.modes), {mode.name: mode for mode in record.modes}
     names = (tag("th", name, *_small(below), scope="col", role="columnheader") for name, below in _COLUMNS)
     head, rows = tag("tr", *names, role="row"), []
     for summary in here:

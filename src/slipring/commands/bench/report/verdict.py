@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from msgspec import Struct, structs
 
 from slipring.commands.bench.report import units
-from slipring.commands.bench.report.palette import HTTP
+from slipring.commands.bench.report.drawing import HTTP
 from slipring.commands.bench.results import BenchRecord, Checked, Workload
 from slipring.commands.bench.statistics import ENOUGH, Comparison, Summary, compare, finished
 

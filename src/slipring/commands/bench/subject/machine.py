@@ -19,7 +19,7 @@ import msgspec
 
 from slipring import __version__
 from slipring.commands.bench.results import Machine
-from slipring.commands.errors import UsageError
+from slipring.commands.flags import UsageError
 
 
 def now() -> str:

@@ -1,13 +1,11 @@
-"""Verifies by token counts that the server read the whole history.
-
-Two checks. Along a loop, the input tokens must grow by what the model wrote and by what the client sent. And
-the same turn in another mode must have read as many, except for the model's own words. Both leave some
-tolerance, because servers count differently. Digests, where an endpoint reports them, are exact.
+"""Verifies that the server has read the whole history: by token counts, and by the digest of a context in
+its answer.
 """
 
 import re
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from hashlib import sha256
 
 from slipring.commands.bench.results import Checked, LoopResult, TurnResult
 from slipring.commands.bench.workloads.plan import Item, text_of
@@ -99,3 +97,47 @@ def _text(item: Item) -> str:
     if "output" in item:
         return text_of(item["output"])
     return text_of(item.get("content")) + str(item.get("name", "")) + str(item.get("arguments", ""))
+
+
+_MARK = re.compile(r"digest=([0-9a-f]{16})")
+
+
+class Digest:
+    """The digest of a growing context. ``str()`` gives its first 16 hexadecimal digits."""
+
+    def __init__(self, instructions: str) -> None:
+        self._state = b""
+        if instructions:
+            self._add("system", instructions)
+
+    def add(self, items: Iterable[Item]) -> None:
+        """Append items to the context."""
+        for item in items:
+            kind = item.get("type", "message")
+            if kind == "message":
+                self._add(item["role"], text_of(item["content"]))
+            elif kind == "function_call":
+                self._add("call", item["name"] + item["arguments"])
+            elif kind == "function_call_output":
+                self._add("output", text_of(item["output"]))
+
+    def copy(self) -> "Digest":
+        """The same context, to be continued differently."""
+        copied = Digest("")
+        copied._state = self._state
+        return copied
+
+    def __str__(self) -> str:
+        return self._state.hex()[:16]
+
+    def _add(self, kind: str, text: str) -> None:
+        self._state = sha256(self._state + kind.encode() + b"\0" + text.encode() + b"\0").digest()
+
+
+def find_digest(answer: Iterable[Item]) -> str | None:
+    """The digest that an answer reports."""
+    for item in answer:
+        text = item.get("arguments") if item["type"] == "function_call" else text_of(item.get("content"))
+        if found := _MARK.search(text or ""):
+            return found.group(1)
+    return None

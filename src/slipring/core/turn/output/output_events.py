@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from msgspec import UNSET, Raw, UnsetType
 
-from slipring.core.chain import hosted_items, input_items, item_ids
+from slipring.core.chain import hosted_items_in_context, input_items, item_ids
 from slipring.core.generation import (
     Annotated,
     CallArguments,
@@ -27,15 +27,15 @@ from slipring.core.generation import (
     UpstreamItemStarted,
 )
 from slipring.core.ports import Mint
-from slipring.core.turn.output.call_events import Call, WholeCall, open_call
-from slipring.core.turn.output.hosted_calls import HostedCalls
-from slipring.core.turn.output.hosted_events import (
+from slipring.core.turn.output.client_call_events import Call, WholeCall, open_call
+from slipring.core.turn.output.hosted_call_events import (
     OpenApproval,
     OpenHostedCall,
     OpenMcpCall,
     RefusedCall,
     RejectedCall,
 )
+from slipring.core.turn.output.running_hosted_calls import HostedCalls
 from slipring.core.turn.output.upstream_items import UpstreamItems
 from slipring.protocol import events, item_listing, wire
 from slipring.protocol.events import Event
@@ -467,7 +467,7 @@ class Output:
             self.keep(item)
             self.asks_approval = self._step_calls = True
             self.generated.append(
-                hosted_items.call_item(item.id, item.server_label, item.name, item.arguments)
+                hosted_items_in_context.call_item(item.id, item.server_label, item.name, item.arguments)
             )
 
     def _reject(self, call: RefusedCall | RejectedCall, status: ItemStatus) -> None:

@@ -5,7 +5,7 @@ A turn is paused from the end of a step that made calls until the job of its nex
 
 from functools import partial
 
-from slipring.core.chain import hosted_items, input_items
+from slipring.core.chain import hosted_items_in_context, input_items
 from slipring.core.generation import Job
 from slipring.core.hosted.tools import CallOutcome, CallProgress
 from slipring.core.turn import delivery
@@ -111,7 +111,7 @@ def _inspect_results(turn: Turn) -> None:
         return
     for call_id, outcome in hosted.take_returned(in_order=checks.reads_context):
         call = hosted.running[call_id]
-        item = hosted_items.output_item(call_id, call.result_text(outcome))
+        item = hosted_items_in_context.output_item(call_id, call.result_text(outcome))
         end = partial(hosted.end, call_id, outcome, turn.output)
         checks.hold_result(end, call.as_generated(), item, outcome)
     turn.emit_passed()

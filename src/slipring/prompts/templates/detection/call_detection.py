@@ -11,7 +11,7 @@ from typing import Any
 from msgspec import Struct
 
 from slipring.prompts.parsing.output_format import Calls, JsonCalls, NamedJsonCalls, PythonCalls, TaggedCalls
-from slipring.prompts.templates.detection.probe_conversations import (
+from slipring.prompts.templates.detection.probes import (
     FIRST_KEY,
     FIRST_VALUE,
     IDS,
@@ -22,16 +22,14 @@ from slipring.prompts.templates.detection.probe_conversations import (
     SECOND_KEY,
     SECOND_VALUE,
     STRINGS,
+    TAG,
     TEXT,
     Probe,
-    user,
-)
-from slipring.prompts.templates.detection.text_comparison import (
-    TAG,
     common_prefix,
     common_suffix,
     from_first_tag,
     marked,
+    user,
 )
 from slipring.prompts.templates.detection.thought_detection import Thoughts
 

@@ -28,21 +28,23 @@ from slipring.prompts.parsing.output_format import (
     TaggedCalls,
 )
 from slipring.prompts.templates.detection.call_detection import Found, find_calls, mark_after_text
-from slipring.prompts.templates.detection.probe_conversations import (
+from slipring.prompts.templates.detection.probes import (
     IDS,
     NAME,
     QUESTION,
     SECOND_VALUE,
     STRINGS,
+    TAG,
     TEXT,
     THOUGHT,
     Probe,
     Render,
+    common_suffix,
+    marked,
     output,
     user,
 )
 from slipring.prompts.templates.detection.response_template import read_response_template
-from slipring.prompts.templates.detection.text_comparison import TAG, common_suffix, marked
 from slipring.prompts.templates.detection.thinking_switches import ThinkingSwitches, find_switches
 from slipring.prompts.templates.detection.thought_detection import Thoughts, find_thoughts
 

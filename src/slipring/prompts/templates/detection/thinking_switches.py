@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
-from slipring.prompts.templates.detection.probe_conversations import (
+from slipring.prompts.templates.detection.probes import (
     IDS,
     NEXT_QUESTION,
     QUESTION,

@@ -4,15 +4,17 @@ import re
 
 from msgspec import Struct
 
-from slipring.prompts.templates.detection.probe_conversations import (
+from slipring.prompts.templates.detection.probes import (
     QUESTION,
     STRINGS,
+    TAG,
     TEXT,
     THOUGHT,
     Probe,
+    common_prefix,
+    is_blank,
     user,
 )
-from slipring.prompts.templates.detection.text_comparison import TAG, common_prefix, is_blank
 
 _CLOSING = re.compile(rf"\s*(?:{TAG.pattern})\s*")
 _LAST_TAG = re.compile(rf"(?:{TAG.pattern})\s*$")

@@ -1,0 +1,437 @@
+"""The clients of a load: users who chat with pauses, a tenant that floods, and idle WebSockets."""
+
+import asyncio
+import base64
+import os
+import random
+import re
+import ssl
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from itertools import pairwise
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+import aiohttp
+from aiohttp import ClientWebSocketResponse, WSMsgType
+from msgspec import Struct
+
+from slipring.commands.bench.client.exchange import (
+    FIRST_TOKENS,
+    TERMINAL,
+    Fields,
+    TurnExchange,
+    TurnFailed,
+    decode,
+    encode,
+)
+from slipring.commands.bench.client.transports import Access, Api, Transport
+from slipring.commands.bench.load.results import FloodTally, percentiles
+from slipring.commands.bench.measure.loop import unique_instructions
+from slipring.commands.bench.measure.modes import modes_of
+from slipring.commands.bench.verify.answers import Expectation, find_faults
+from slipring.commands.bench.verify.history import Digest
+from slipring.commands.bench.workloads.catalogue import short
+
+_RETRY_S = 1.0
+"""Pause after a failure: retrying at once would add load to a struggling server."""
+_DIGEST = re.compile(r"\b[0-9a-f]{16}\b")
+
+
+class Job(Struct, frozen=True, kw_only=True):
+    """What the users of a load do, and where."""
+
+    url: str
+    key: str
+    timeout_s: float
+    mode: str
+    api: Api = "responses"
+    head: Fields
+    think_ms: float
+    limit_ms: float
+    """Limit of the time to the first token."""
+    tokens_per_s: float | None = None
+    """Simulated decoding speed; None if it is not known."""
+    has_digests: bool = False
+    is_checked: bool = True
+    """Whether answers are checked."""
+    first: int = 0
+    """Number of the first user."""
+
+
+class Tally(Struct, kw_only=True):
+    """What users have seen since the tally began."""
+
+    first_token_ms: list[float] = []
+    turn_ms: list[float] = []
+    gap_ms: list[float] = []
+    lag_ms: list[float] = []
+    due_ms: float = 0.0
+    """Time that the answers would have taken at their pace."""
+    late_ms: float = 0.0
+    """Time that they took beyond that."""
+    errors: dict[str, int] = {}
+    turns: int = 0
+    waiting: int = 0
+    waiting_late: int = 0
+    stalled: int = 0
+    open_connections: int = 0
+    idle_connections: int = 0
+    last_late_ns: int = 0
+    """When the last turn that violated the service level got its first token or failed; 0: none did."""
+    cpu_s: float = 0.0
+    """CPU time of the generating processes."""
+
+    def add(self, exchange: TurnExchange, job: Job) -> None:
+        """Add a finished turn."""
+        self.turns += 1
+        self.turn_ms.append(exchange.total_ns / 1e6)
+        if (first_ms := exchange.first_ms(*FIRST_TOKENS)) is not None:
+            self.first_token_ms.append(first_ms)
+            if first_ms > job.limit_ms:
+                self.last_late_ns = time.perf_counter_ns()
+        arrivals = zip(exchange.events, exchange.arrivals_ns, strict=True)
+        deltas = [at_ns for event, at_ns in arrivals if event.get("type") in FIRST_TOKENS]
+        self.gap_ms.extend((after - before) / 1e6 for before, after in pairwise(deltas))
+        if job.tokens_per_s and deltas:
+            tokens = _usage(exchange).get("output_tokens") or len(deltas)
+            due_ms = (tokens - 1) * 1000 / job.tokens_per_s
+            lag_ms = (deltas[-1] - deltas[0]) / 1e6 - due_ms
+            self.lag_ms.append(lag_ms)
+            self.due_ms += due_ms
+            self.late_ms += max(0.0, lag_ms)
+
+    def add_error(self, reason: str) -> None:
+        """Add a turn or connection that failed."""
+        self.errors[reason] = self.errors.get(reason, 0) + 1
+        self.last_late_ns = time.perf_counter_ns()
+
+    def add_unfinished(self, pending: Iterable[TurnExchange], limit_ms: float) -> None:
+        """Add turns that have not finished when the level ends. A turn without a first token counts with the
+        time that it has waited if that exceeds the limit; below the limit its outcome is unknown."""
+        for exchange in pending:
+            if exchange.first_ms(*FIRST_TOKENS) is None:
+                self.waiting += 1
+                if (age_ms := exchange.age_ms) > limit_ms:
+                    self.waiting_late += 1
+                    self.last_late_ns = time.perf_counter_ns()
+                    self.first_token_ms.append(age_ms)
+            elif (silence_ms := exchange.silence_ms) > limit_ms:
+                self.stalled += 1
+                self.gap_ms.append(silence_ms)
+
+
+class Users:
+    """A growing number of concurrent users."""
+
+    def __init__(self, access: Access, job: Job) -> None:
+        self.tally = Tally()
+        self.pending: set[TurnExchange] = set()
+        """Turns that have not finished, and connections being opened."""
+        self._access = access
+        self._job = job
+        self._mode = modes_of(job.api)[job.mode]
+        self._plan = short()
+        self._transports: set[Transport] = set()
+        self._users: list[asyncio.Task[None]] = []
+
+    def finished_tally(self) -> Tally:
+        """The tally, with the turns that have not finished."""
+        self.tally.add_unfinished(self.pending, self._job.limit_ms)
+        self.tally.open_connections = self.open_connections
+        return self.tally
+
+    @property
+    def open_connections(self) -> int:
+        return sum(transport.is_open for transport in self._transports)
+
+    async def grow(self, count: int, within_s: float) -> None:
+        """Add users up to this number, evenly over this time."""
+        pause_s = within_s / max(1, count - len(self._users))
+        while len(self._users) < count:
+            number = self._job.first + len(self._users)
+            self._users.append(asyncio.create_task(self._chat_forever(number, random.Random(number))))
+            await asyncio.sleep(pause_s)
+
+    async def stop(self) -> None:
+        """Stop all users. Raises if one of them ended with an unexpected exception."""
+        for user in self._users:
+            user.cancel()
+        if self._users:
+            await asyncio.wait(self._users)
+        for user in self._users:
+            if not user.cancelled() and (error := user.exception()) is not None:
+                raise error
+
+    async def _chat_forever(self, number: int, chance: random.Random) -> None:
+        """Run one user: one chat after the other, with a new connection after every failure."""
+        chat = 0
+        while True:
+            chat += 1
+            try:
+                async with self._connected() as transport:
+                    while True:
+                        await self._chat(transport, f"user {number} {chat}", chance)
+                        chat += 1
+            except TurnFailed as error:
+                self.tally.add_error(self._access.redact(str(error)))
+            except TimeoutError:
+                self.tally.add_error("no answer in time")
+            await asyncio.sleep(_RETRY_S)
+
+    @asynccontextmanager
+    async def _connected(self) -> AsyncIterator[Transport]:
+        """A connection, opened before the user's first pause if the transport allows it."""
+        async with self._mode.open(self._access) as transport:
+            self._transports.add(transport)
+            try:
+                with self._pending():
+                    await transport.open()
+                yield transport
+            finally:
+                self._transports.remove(transport)
+
+    @contextmanager
+    def _pending(self) -> Iterator[TurnExchange]:
+        """An exchange that is listed in ``pending`` during the block."""
+        exchange = TurnExchange()
+        self.pending.add(exchange)
+        try:
+            yield exchange
+        finally:
+            self.pending.remove(exchange)
+
+    async def _chat(self, transport: Transport, name: str, chance: random.Random) -> None:
+        context = self._mode.context()
+        head = {**self._job.head, "instructions": unique_instructions(self._plan.instructions, name)}
+        digest = Digest(head["instructions"])
+        least_tokens = 0
+        for step in self._plan.steps:
+            await asyncio.sleep(self._job.think_ms / 1000 * chance.uniform(0.5, 1.5))
+            previous = context.previous_response_id
+            with self._pending() as exchange:
+                await transport.turn(context.request(head, step.messages), exchange=exchange)
+            digest.add(step.messages)
+            expected = Expectation(
+                needs="text",
+                previous_response_id=previous,
+                least_input_tokens=least_tokens,
+                digest=str(digest) if self._job.has_digests else None,
+                may_be_truncated="max_output_tokens" in head,
+            )
+            faults = find_faults(exchange.events, exchange.answer, expected) if self._job.is_checked else None
+            if faults is not None:
+                # Without digests, equal faults are counted together.
+                raise TurnFailed(f"wrong answer: {_DIGEST.sub('…', faults)}")
+            self.tally.add(exchange, self._job)
+            least_tokens = _usage(exchange).get("input_tokens") or 0
+            digest.add(self._mode.returned(exchange.answer))
+            context.learn(exchange)
+
+
+def _usage(exchange: TurnExchange) -> dict[str, Any]:
+    return (exchange.response or {}).get("usage") or {}
+
+
+_REPEATED_S = 0.1
+"""After a refusal: ten times as often as servers ask for that say a second."""
+_FAILED = "response.failed"
+
+
+class Flood:
+    """Connections of one tenant. Each sends a request as soon as the last one was answered."""
+
+    def __init__(self, access: Access, head: Fields, connections: int) -> None:
+        self._access = access
+        self._create = encode({"type": "response.create", **head, "store": False, "input": "Go on."})
+        self._connections = connections
+        self._tasks: list[asyncio.Task[None]] = []
+        self._tally = FloodTally(connections=connections)
+        self._refused_ms: list[float] = []
+        self.turns = 0
+        self.refusals: Counter[str] = Counter()
+        self._failures: Counter[str] = Counter()
+        self._begun_at = 0.0
+
+    def start(self) -> None:
+        self._begun_at = time.monotonic()
+        self._tasks = [asyncio.create_task(self._run()) for _ in range(self._connections)]
+
+    async def stop(self) -> FloodTally:
+        """End all connections; return what they got."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        tally = self._tally
+        tally.turns, tally.seconds = self.turns, time.monotonic() - self._begun_at
+        tally.refusals, tally.failures = dict(self.refusals), dict(self._failures)
+        tally.refused_ms = percentiles(self._refused_ms)
+        return tally
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                async with (
+                    aiohttp.ClientSession() as http,
+                    http.ws_connect(
+                        self._access.url, headers=self._access.headers(), max_msg_size=0
+                    ) as socket,
+                ):
+                    while True:
+                        await self._turn(socket)
+            except aiohttp.WSServerHandshakeError as error:
+                self.refusals[f"{error.status} at the upgrade"] += 1
+            except (aiohttp.ClientError, OSError) as error:
+                self._failures[type(error).__name__] += 1
+            await asyncio.sleep(_REPEATED_S)
+
+    async def _turn(self, socket: ClientWebSocketResponse) -> None:
+        begun_ns = time.perf_counter_ns()
+        await socket.send_frame(self._create, WSMsgType.TEXT)
+        while True:
+            received = await socket.receive()
+            if received.type is not WSMsgType.TEXT:
+                raise aiohttp.ClientConnectionError
+            event = decode(received.data)
+            if event["type"] == "error":
+                error = event["error"]
+                self.refusals[f"{event.get('status')} {error.get('code')}"] += 1
+                self._refused_ms.append((time.perf_counter_ns() - begun_ns) / 1e6)
+                self._tally.with_retry_after += "retry-after" in (error.get("headers") or {})
+                await asyncio.sleep(_REPEATED_S)
+                return
+            if event["type"] in TERMINAL:
+                self.turns += event["type"] != _FAILED
+                if event["type"] == _FAILED:
+                    code = (event["response"].get("error") or {}).get("code")
+                    self._failures[f"response.failed {code}"] += 1
+                return
+
+
+_UPGRADED = b"HTTP/1.1 101"
+_HEAD_END = b"\r\n\r\n"
+_PING, _PONG, _CLOSE, _FINAL, _MASKED = 0x9, 0xA, 0x8, 0x80, 0x80
+_SHORT = 126
+"""From here on the length follows: in 2 bytes if this is it, else in 8."""
+_NO_MASK = bytes(4)
+_AT_ONCE = 100
+
+
+class IdleSockets:
+    """Idle connections of one process."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        parts = urlsplit(access.url)
+        self._host, self._path = parts.hostname or "", parts.path
+        self._port = parts.port or (443 if parts.scheme == "https" else 80)
+        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._sockets: list[_IdleSocket] = []
+
+    @property
+    def open_connections(self) -> int:
+        return sum(socket.is_open for socket in self._sockets)
+
+    @property
+    def pings(self) -> int:
+        """How many pings were answered."""
+        return sum(socket.pings for socket in self._sockets)
+
+    async def grow(self, count: int) -> None:
+        """Open connections up to this number, as fast as the server accepts them. One that is refused counts
+        as not open."""
+        while (missing := count - len(self._sockets)) > 0:
+            await asyncio.gather(*(self._open() for _ in range(min(missing, _AT_ONCE))))
+
+    def close(self) -> None:
+        for socket in self._sockets:
+            socket.close()
+
+    async def _open(self) -> None:
+        socket = _IdleSocket(self._request())
+        self._sockets.append(socket)
+        try:
+            async with asyncio.timeout(self._access.timeout_s):
+                loop = asyncio.get_running_loop()
+                await loop.create_connection(lambda: socket, self._host, self._port, ssl=self._tls)
+                await socket.opened
+        except OSError:  # a timeout is one
+            socket.close()
+
+    def _request(self) -> bytes:
+        nonce = base64.b64encode(os.urandom(16)).decode()
+        headers = {
+            **self._access.headers(),
+            "Host": f"{self._host}:{self._port}",
+            "Upgrade": "websocket",
+            "Connection": "Upgrade",
+            "Sec-WebSocket-Version": "13",
+            "Sec-WebSocket-Key": nonce,
+        }
+        lines = [f"GET {self._path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
+        return "\r\n".join((*lines, "", "")).encode()
+
+
+class _IdleSocket(asyncio.Protocol):
+    """One connection. ``opened`` is done when the server has answered the upgrade, whatever the answer is."""
+
+    __slots__ = ("_request", "_rest", "_transport", "is_open", "opened", "pings")
+
+    def __init__(self, request: bytes) -> None:
+        self.is_open = False
+        self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.pings = 0
+        self._request = request
+        self._rest = b""
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's class does not inherit from it
+        self._transport.write(self._request)
+        self._request = b""
+
+    def data_received(self, data: bytes) -> None:
+        self._rest += data
+        if not self.opened.done():
+            head, end, rest = self._rest.partition(_HEAD_END)
+            if not end:
+                return
+            self.is_open, self._rest = head.startswith(_UPGRADED), rest
+            self.opened.set_result(None)
+        while self.is_open and self._take_frame():
+            pass
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.is_open = False
+        if not self.opened.done():
+            self.opened.set_result(None)
+
+    def close(self) -> None:
+        self.is_open = False
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _take_frame(self) -> bool:
+        """Answer the next frame if it has arrived. Servers do not mask their frames."""
+        rest = self._rest
+        if len(rest) < 2:
+            return False
+        start, length = 2, rest[1]
+        if length >= _SHORT:
+            start += 2 if length == _SHORT else 8
+            if len(rest) < start:
+                return False
+            length = int.from_bytes(rest[2:start], "big")
+        if len(rest) < start + length:
+            return False
+        kind, payload, self._rest = rest[0] & 0xF, rest[start : start + length], rest[start + length :]
+        if kind == _CLOSE:
+            self.close()
+        elif kind == _PING and self._transport is not None:
+            self.pings += 1
+            # Zeros as a mask leave the payload as it is.
+            self._transport.write(bytes((_FINAL | _PONG, _MASKED | len(payload))) + _NO_MASK + payload)
+        return True

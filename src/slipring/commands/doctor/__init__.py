@@ -1,1 +1,0 @@
-"""``slipring doctor``: checks what a server would need on this machine, before it starts."""

@@ -1,0 +1,219 @@
+"""The hosted calls of one response: which of them run, what they returned, and how many more there may be."""
+
+from slipring.core.chain import hosted_items_in_context
+from slipring.core.generation import CallStarted
+from slipring.core.hosted.tools import CallOutcome, CallProgress, HostedTool, HostedTools
+from slipring.core.turn.output import hosted_call_events
+from slipring.core.turn.output.hosted_call_events import (
+    HostedOutput,
+    OpenApproval,
+    OpenHostedCall,
+    OpenMcpCall,
+    RefusedCall,
+    RejectedCall,
+    RunningCall,
+    builtin_form,
+)
+from slipring.protocol.hosted.hosted_items import ProtocolError
+from slipring.protocol.items import Item
+
+_REQUEST_CANCELLED = -32800
+LOST = CallOutcome(
+    error=ProtocolError(_REQUEST_CANCELLED, "The call was cancelled. Whether it had any effect is not known.")
+)
+"""The outcome of a call that its response did not wait for."""
+WITHHELD = CallOutcome(
+    error=ProtocolError(
+        _REQUEST_CANCELLED, "The call has ended. Its result has not passed the safety checks."
+    )
+)
+"""The outcome of a call whose result was not inspected to the end, or was refused."""
+NOT_OFFERED = "There is no tool of this name."
+LIMIT_REACHED = "The limit on tool calls of this answer is reached. No tool can be called any more."
+MOST_REJECTED = 8
+"""Calls per response that are not made and whose model reads why. After more of them the response ends."""
+
+
+class HostedCalls:
+    """The state of the hosted calls of one response."""
+
+    __slots__ = (
+        "_calls",
+        "_has_dropped",
+        "_include",
+        "_rejected",
+        "_results",
+        "_returned",
+        "_shows_refused",
+        "approved_results",
+        "budget",
+        "due",
+        "made",
+        "reporting",
+        "returned",
+        "running",
+        "tools",
+    )
+
+    def __init__(self, tools: HostedTools, budget: int | None, include: frozenset[str] = frozenset()) -> None:
+        """``budget``: the most calls that the response may make; None: any number. ``include``: what the
+        client wants to see of results."""
+        self._include = include
+        self._shows_refused = False
+        """Whether an item shows that a call was past the budget. One is enough."""
+        self.tools = tools
+        self.budget = budget
+        self.due: list[RunningCall] = []
+        """Calls that the driver has not been asked to run yet."""
+        self.running: dict[str, RunningCall] = {}
+        """By the id of the item, those in ``due`` included."""
+        self._returned: dict[str, CallOutcome] = {}
+        """Results that are to be inspected, by the ids of their calls, which count as running."""
+        self.returned: set[str] = set()
+        """Running calls whose results wait for verdicts."""
+        self.reporting: set[str] = set()
+        """Running calls with a message that waits for verdicts."""
+        self._has_dropped = False
+        self._rejected = 0
+        """Calls so far that were not made and whose model reads why."""
+        self.approved_results: dict[str, Item] = {}
+        """What approved calls returned, by the id of the approval request."""
+        self.made = 0
+        """Calls so far."""
+        self._calls: list[str] = []
+        """The ids of calls since the last ``take_results``, in order."""
+        self._results: dict[str, Item] = {}
+
+    def open(
+        self, output: HostedOutput, started: CallStarted
+    ) -> OpenHostedCall | OpenApproval | RefusedCall | RejectedCall | None:
+        """Begin a call that a model makes; None if the client runs the tool. A client never gets the call of
+        a tool that is not on offer: it may be one of a server, which the client cannot call."""
+        is_spent = self.budget is not None and self.budget <= 0
+        if not started.is_offered:
+            return RejectedCall(started, LIMIT_REACHED if is_spent else NOT_OFFERED)
+        tool = self.tools.find(started.namespace, started.name)
+        if tool is None:
+            return None
+        if is_spent:
+            return self._refuse(output, tool, started)
+        if tool.needs_approval:
+            return OpenApproval(tool)
+        if self.budget is not None:
+            self.budget -= 1
+        if tool.builtin is not None:
+            return OpenHostedCall(output, tool, builtin_form(tool.builtin, self._include))
+        return OpenMcpCall(output, tool)
+
+    def _refuse(
+        self, output: HostedOutput, tool: HostedTool, started: CallStarted
+    ) -> RefusedCall | RejectedCall:
+        if tool.builtin is None or self._shows_refused:
+            return RejectedCall(started, LIMIT_REACHED)
+        self._shows_refused = True
+        return RefusedCall(output, builtin_form(tool.builtin, self._include), LIMIT_REACHED)
+
+    def reject(self, call: RefusedCall | RejectedCall, call_id: str) -> Item | None:
+        """A call that is not made is complete: the model reads why. Returns the call as the model wrote it;
+        None if there were too many."""
+        self.drop()
+        if self._rejected >= MOST_REJECTED:
+            return None
+        self._rejected += 1
+        self._calls.append(call_id)
+        self._results[call_id] = hosted_items_in_context.output_item(call_id, call.reason)
+        return call.as_generated(call_id)
+
+    def start(self, call: RunningCall) -> None:
+        """A call can run: its arguments are complete."""
+        self.made += 1
+        self._calls.append(call.call.id)
+        self.running[call.call.id] = call
+        self.due.append(call)
+
+    def approve(self, output: HostedOutput, tool: HostedTool, arguments: str, request_id: str) -> None:
+        """Begin a call that the client has approved. It counts, but the budget does not stop it: the client
+        has asked for this very call."""
+        if self.budget is not None:
+            self.budget -= 1
+        self.start(hosted_call_events.run_approved(output, tool, arguments, request_id))
+
+    def offer(self, tools: HostedTools) -> None:
+        """All lists of tools have been fetched: these can be called."""
+        self.tools = tools
+
+    def drop(self) -> None:
+        """The model has made a call that no item shows."""
+        self._has_dropped = True
+
+    @property
+    def has_dropped(self) -> bool:
+        """Whether the model has made calls that no item shows. The engine's position covers them, and is then
+        not that of the items."""
+        return self._has_dropped
+
+    def take_due(self) -> list[RunningCall]:
+        due, self.due = self.due, []
+        return due
+
+    def report(self, call_id: str, progress: CallProgress, output: HostedOutput) -> None:
+        """Emit what the server of a call says, if the call still runs."""
+        self.reporting.discard(call_id)
+        if (call := self.running.get(call_id)) is not None:
+            call.report(output, progress, detailed=True)
+
+    def keep(self, call_id: str, outcome: CallOutcome) -> None:
+        """A running call has returned something that is to be inspected."""
+        self.returned.add(call_id)
+        self._returned[call_id] = outcome
+
+    def take_returned(self, *, in_order: bool) -> list[tuple[str, CallOutcome]]:
+        """The results to inspect now, each returned once. ``in_order``: none before those of earlier
+        calls."""
+        taken: list[tuple[str, CallOutcome]] = []
+        for call_id in self._calls:
+            if call_id in self._returned:
+                taken.append((call_id, self._returned.pop(call_id)))
+            elif in_order and call_id in self.running and call_id not in self.returned:
+                break
+        return taken
+
+    def end(self, call_id: str, outcome: CallOutcome, output: HostedOutput) -> None:
+        """A call has ended. Has no effect if it does not run."""
+        call = self.running.pop(call_id, None)
+        if call is None:
+            return
+        call.end(output, outcome)
+        text = call.result_text(outcome)
+        if call.approval_request_id is not None:
+            asked = call.approval_request_id
+            self.approved_results[asked] = hosted_items_in_context.output_item(asked, text, outcome.pictures)
+        self._results[call_id] = hosted_items_in_context.output_item(call_id, text, outcome.pictures)
+
+    def end_all(self, output: HostedOutput) -> None:
+        """The response waits for its calls no longer: they end as lost."""
+        self.due = []
+        for call_id in list(self.running):
+            self.end(call_id, WITHHELD if call_id in self.returned else LOST, output)
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether there were calls since the last ``take_results``."""
+        return bool(self._calls)
+
+    def ready_results(self) -> tuple[Item, ...]:
+        """The results so far, in the order of the calls, up to the first call that still runs."""
+        found: list[Item] = []
+        for call_id in self._calls:
+            result = self._results.get(call_id)
+            if result is None:
+                break
+            found.append(result)
+        return tuple(found)
+
+    def take_results(self) -> tuple[Item, ...]:
+        """The results of all calls since the last time, in the order of the calls. None may run."""
+        results = self.ready_results()
+        self._calls.clear()
+        self._results.clear()
+        return results

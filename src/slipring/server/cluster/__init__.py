@@ -1,1 +1,0 @@
-"""Nodes on one store: parked states, fetching them from peers, maintenance of the store."""
