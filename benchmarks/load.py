@@ -21,7 +21,8 @@ from typing import Any
 import msgspec
 from common import RESULTS
 
-from slipring.commands.bench.load.results import Level, LoadRecord, Percentiles
+from slipring.commands.bench.load.results import LoadRecord
+from slipring.commands.bench.load.service_level import Level, Percentiles
 
 ACTIVE, FLOOD = RESULTS / "load.json", RESULTS / "flood.json"
 WORKERS = RESULTS / "load_workers.json"

@@ -21,16 +21,18 @@ from typing import Any
 from common import keep, spread, verdict
 from packaged import chatml_renderer, packaged_metadata
 
+from slipring.core.betas import NO_BETAS
 from slipring.core.byte_ledger import Ledger
 from slipring.core.chain.head import KnownHeads
-from slipring.core.chain.resent_history import KnownContexts, KnownItems
+from slipring.core.chain.known_items import KnownItems
+from slipring.core.chain.resent_history import KnownContexts
 from slipring.core.chain.state import ResponseState
 from slipring.core.chain.state_cache import NoCache
 from slipring.core.checks.known_verdicts import KnownVerdicts
 from slipring.core.checks.policies import NO_POLICY, Check, Policy
 from slipring.core.generation import Capabilities, Finished, Job, Model
 from slipring.core.limits import Limits
-from slipring.core.ports import NO_BETAS, Ports
+from slipring.core.ports import Ports
 from slipring.core.session import preparation
 from slipring.core.session.session_state import SessionState
 from slipring.core.turn import delivery, endings

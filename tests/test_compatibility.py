@@ -37,17 +37,20 @@ import slipring
 from slipring.base import errors
 from slipring.base.errors import ApiError, UnsupportedParameter
 from slipring.config.tables import CheckEntry
+from slipring.core.betas import Betas
 from slipring.core.byte_ledger import Ledger
 from slipring.core.chain.head import KnownHeads
 from slipring.core.chain.hosted_items_in_context import HOSTED
-from slipring.core.chain.resent_history import KnownContexts, KnownItems
+from slipring.core.chain.known_items import KnownItems
+from slipring.core.chain.resent_history import KnownContexts
 from slipring.core.chain.state_cache import ConnectionCache
 from slipring.core.checks.known_verdicts import KnownVerdicts
 from slipring.core.checks.policies import NO_POLICY
 from slipring.core.generation import Accepted, Begun, Delta, Finished, Job, Settings, Text
-from slipring.core.hosted.tools import FetchedList, ResolvedBuiltin, ResolvedServer
+from slipring.core.hosted.tool_lists import FetchedList
+from slipring.core.hosted.tools import ResolvedBuiltin, ResolvedServer
 from slipring.core.limits import Limits
-from slipring.core.ports import Betas, Ports
+from slipring.core.ports import Ports
 from slipring.core.session.actions import (
     Action,
     CompileGrammars,

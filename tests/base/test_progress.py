@@ -15,7 +15,7 @@ import pytest
 
 from slipring.base.progress_line import ProgressLine, bar
 from slipring.commands.bench.command import BenchProgress
-from slipring.commands.bench.load.results import Level
+from slipring.commands.bench.load.service_level import Level
 from slipring.commands.bench.load.terminal import LoadProgress
 from slipring.commands.bench.measure.modes import MODES
 from slipring.commands.bench.results import LoopResult

@@ -17,14 +17,16 @@ from typing import Any
 from msgspec import Raw, structs
 
 from slipring.base.errors import ApiError, InvalidRequest, ModelNotFound, ServerError
+from slipring.core.betas import NO_BETAS, Betas
 from slipring.core.byte_ledger import Ledger
 from slipring.core.chain import read_documents
 from slipring.core.chain.fetched_images import Fetched
 from slipring.core.chain.head import Head, KnownHeads
 from slipring.core.chain.hosted_items_in_context import call_item
-from slipring.core.chain.input_items import BrokenSeal
+from slipring.core.chain.known_items import KnownItems
 from slipring.core.chain.read_documents import ReadPages
-from slipring.core.chain.resent_history import KnownContexts, KnownItems
+from slipring.core.chain.resent_history import KnownContexts
+from slipring.core.chain.sealed_items import BrokenSeal
 from slipring.core.chain.state import Carry, ResponseState
 from slipring.core.chain.state_cache import ConnectionCache, SharedScopes
 from slipring.core.checks.answer_gate import Inspection
@@ -33,9 +35,10 @@ from slipring.core.checks.policies import NO_POLICY, Policy, checks_of
 from slipring.core.checks.policies import Check as SafetyCheck
 from slipring.core.checks.verdicts import Subject, Verdict
 from slipring.core.generation import Accepted, Capabilities, Delta, Finished, Job, Model, Text
-from slipring.core.hosted.tools import CallOutcome, CallProgress, FetchedList, ResolvedBuiltin, ResolvedServer
+from slipring.core.hosted.tool_lists import FetchedList
+from slipring.core.hosted.tools import CallOutcome, CallProgress, ResolvedBuiltin, ResolvedServer
 from slipring.core.limits import Limits
-from slipring.core.ports import NO_BETAS, Betas, Ports
+from slipring.core.ports import Ports
 from slipring.core.session.actions import (
     Action,
     CallTool,

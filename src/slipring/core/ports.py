@@ -10,8 +10,9 @@ from msgspec import Struct
 
 from slipring.core.byte_ledger import Ledger
 from slipring.core.chain.head import KnownHeads
-from slipring.core.chain.input_items import Seal
-from slipring.core.chain.resent_history import KnownContexts, KnownItems
+from slipring.core.chain.known_items import KnownItems
+from slipring.core.chain.resent_history import KnownContexts
+from slipring.core.chain.sealed_items import Seal
 from slipring.core.checks.known_verdicts import KnownVerdicts
 
 Mint = Callable[[str], str]
@@ -43,26 +44,3 @@ class Ports(Struct, frozen=True):
     """Whether images that requests name by URL are fetched."""
     reads_documents: bool = False
     """Whether PDF files are read for models that take no files."""
-
-
-class Betas(Struct, frozen=True):
-    """API extensions that a client enabled for its connection."""
-
-    timing: bool = False
-    """Send a ``slipring.timing`` event after each response."""
-    rollout: bool = False
-    """Accept ``rollout`` in ``response.create``, and ``response.append`` events."""
-    inject: bool = False
-    """Accept ``response.inject`` events."""
-    tool_output: bool = False
-    """Accept ``response.tool_output.delta`` and ``response.tool_output.done`` events."""
-    tool_progress: bool = False
-    """Send a ``slipring.mcp_call.progress`` event whenever the server of a hosted call reports progress."""
-    short_events: bool = False
-    """Omit ``instructions`` and ``tools`` from the response in ``response.created`` and
-    ``response.in_progress``."""
-    keeps_nothing: bool = False
-    """Keep no response in memory after its connection has closed."""
-
-
-NO_BETAS = Betas()

@@ -38,8 +38,9 @@ from slipring.mcp.protocol.tools import (
     ToolResult,
 )
 from slipring.mcp.redaction import Redaction
-from slipring.mcp.servers import Credential, HttpServer, McpServer, StdioServer, UrlPolicy, admit, parse_url
+from slipring.mcp.servers import Credential, HttpServer, McpServer, StdioServer
 from slipring.mcp.transports.address_policy import Reach, RegisteredAddresses
+from slipring.mcp.url_policy import UrlPolicy, admit, parse_url
 
 __all__ = [
     "AudioContent",

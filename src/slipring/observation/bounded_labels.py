@@ -1,7 +1,9 @@
 """Bounds on the values of a metric's labels: the first names count under their own, all later ones as one."""
 
-from slipring.observation.metric_counts import Labels
 from slipring.observation.metric_table import FLAGGED_USER, OTHER, TENANT, Label, Metric
+
+Labels = tuple[str, ...]
+"""The values of a metric's labels, in the order of the table."""
 
 
 class BoundedNames:

@@ -12,12 +12,10 @@ from collections.abc import Iterable, Mapping
 from msgspec import Struct
 
 from slipring.observation import metric_table as table
-from slipring.observation.bounded_labels import BoundedLabels
+from slipring.observation.bounded_labels import BoundedLabels, Labels
 from slipring.observation.live_messages import Totals
 from slipring.observation.metric_table import BY_NAME, NANOSECONDS, Metric
 
-Labels = tuple[str, ...]
-"""The values of a metric's labels, in the order of the table."""
 Reading = tuple[Metric, Labels, int | float]
 """The value of a counter or gauge that is read when a snapshot is taken."""
 

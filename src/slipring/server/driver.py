@@ -16,7 +16,6 @@ from typing import Any, TypeGuard
 from msgspec import structs
 
 from slipring.base.errors import ApiError, ServerError, Unavailable, conversation_not_found, forget_frames
-from slipring.core.chain import item_ids
 from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Emit, Job
 from slipring.core.hosted.tools import CallProgress
@@ -59,7 +58,7 @@ from slipring.core.turn.turn_values import Joined
 from slipring.engines import stop_sequences
 from slipring.engines.constraints import custom_tool_inputs
 from slipring.protocol.events import Event
-from slipring.protocol.items import Item, with_id
+from slipring.protocol.items import Item
 from slipring.protocol.pictures.item_pictures import image_count
 from slipring.server import document_reading, inspection_runner
 from slipring.server.access.auth import Caller
@@ -69,7 +68,7 @@ from slipring.server.observation.ended_turns import EndedTurn, Origin, TurnConte
 from slipring.server.service import Service
 from slipring.server.state_lookup import States
 from slipring.server.transports import obfuscation
-from slipring.stores.conversations import Appended
+from slipring.stores.conversations import appended_by, since_compaction
 from slipring.stores.runs import Lease, LeaseLost
 
 log = logging.getLogger("slipring")
@@ -482,12 +481,12 @@ class Driver:
         if thread is None:
             raise conversation_not_found(conversation_id)
         if thread.tip is None:
-            return Joined(conversation_id, thread.version, _since_compaction(thread.added)), None
+            return Joined(conversation_id, thread.version, since_compaction(thread.added)), None
         tip = self.session.recall(thread.tip) or await self.states.find(tenant, thread.tip)
         if tip is not None:
             return Joined(conversation_id, thread.version, thread.added), tip
         everything = await conversations.all_items(tenant, conversation_id)
-        return Joined(conversation_id, thread.version, _since_compaction(everything)), None
+        return Joined(conversation_id, thread.version, since_compaction(everything)), None
 
     def _require_allowed(self, job: Job) -> None:
         if job.upstream_tools is not None:
@@ -560,7 +559,7 @@ class Driver:
         store, tenant = self.service.store, self.session.tenant
         # A failed response adds nothing to its conversation: its client sends the same input again.
         joined = turn.bound.joined if not turn.has_failed else None
-        appended = _appended(joined, state) if joined is not None else None
+        appended = appended_by(joined, state) if joined is not None else None
         if turn.stores:
             # Shielded: the future is the run's, and must not be cancelled with this turn.
             lease = await asyncio.shield(self._lease) if self._lease is not None else None
@@ -594,29 +593,6 @@ def _compressed(states: Sequence[ResponseState]) -> list[bytes]:
 
 def _is_work(action: Action) -> TypeGuard[Work[Any]]:
     return type(action) in _WORK  # an ``isinstance`` that fails takes ten times as long
-
-
-def _appended(joined: Joined, state: ResponseState) -> Appended:
-    """The items that a response adds to its conversation, each with an id: the one that it was sent with, if
-    the conversation does not have another item with it."""
-    known = len(joined.items)
-    added: list[Item] = []
-    spare_ids: dict[int, str] = {}
-    for index, item in enumerate(state.input[known:], known):
-        own_id = item_ids.place_id(item, state.id, index)
-        if item.id is not None:
-            spare_ids[len(added)] = own_id
-        added.append(with_id(item, item.id or own_id))
-    return Appended(joined.conversation_id, joined.version, (*added, *state.output), spare_ids)
-
-
-def _since_compaction(items: tuple[Item, ...]) -> tuple[Item, ...]:
-    """The items of a conversation from the last compaction that a response made: it replaces all before."""
-    for index in range(len(items) - 1, -1, -1):
-        place = item_ids.place_of(items[index].id or "")
-        if items[index].type == "compaction" and place is not None and not place.of_input:
-            return items[index:]
-    return items
 
 
 def _logged(error: ApiError) -> ApiError:

@@ -10,9 +10,9 @@ from functools import partial
 from typing import TypeVar
 
 from slipring.base.errors import ApiError, forget_frames
+from slipring.core.betas import Betas
 from slipring.core.byte_ledger import Ledger
-from slipring.core.chain.resent_history import KnownItems
-from slipring.core.ports import Betas
+from slipring.core.chain.known_items import KnownItems
 from slipring.core.session import client_events
 from slipring.engines.tokens.tokenizer_threads import FairThreadPool
 from slipring.protocol import requests

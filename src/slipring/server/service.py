@@ -17,15 +17,17 @@ from msgspec import UNSET
 
 from slipring.base.errors import ApiError, Unavailable
 from slipring.config.settings import Config
+from slipring.core.betas import NO_BETAS, Betas
 from slipring.core.byte_ledger import Ledger
 from slipring.core.chain.head import KnownHeads
-from slipring.core.chain.input_items import Seal
-from slipring.core.chain.resent_history import KnownContexts, KnownItems
+from slipring.core.chain.known_items import KnownItems
+from slipring.core.chain.resent_history import KnownContexts
+from slipring.core.chain.sealed_items import Seal
 from slipring.core.chain.state import Positions
 from slipring.core.chain.state_cache import ConnectionCache, SharedScopes
 from slipring.core.checks.known_verdicts import KnownVerdicts
 from slipring.core.checks.policies import NoPolicies
-from slipring.core.ports import NO_BETAS, Betas, Mint, Ports
+from slipring.core.ports import Mint, Ports
 from slipring.core.session.session import Session
 from slipring.engines.catalog import Catalog
 from slipring.engines.constraints.grammar_cache import Compiler
@@ -258,8 +260,7 @@ class Service:
         if report.fallback is not UNSET:
             self.render_fallbacks[report.fallback] += 1
         if report.tokens is not UNSET and caller.key is not None:
-            new = max(0, report.tokens.input - turn.counted_tokens)
-            self.quotas.spend(caller.key, new + report.tokens.output)
+            self.quotas.spend(caller.key, report.tokens, turn.counted_tokens)
 
     async def sync_keys(self) -> None:
         """Exchange key usage with the store: write what was used here, read new keys and others' usage."""

@@ -14,6 +14,8 @@ import msgspec
 from msgspec import Struct
 
 from slipring.core.chain import item_ids
+from slipring.core.chain.state import ResponseState
+from slipring.core.turn.turn_values import Joined
 from slipring.protocol import wire
 from slipring.protocol.items import Item, with_id
 from slipring.stores.databases.database import (
@@ -372,3 +374,26 @@ class Conversations:
         """Decode items by their ids and data. An item has its spare id if another one has its own."""
         pictures = await self._pictures.read(tenant, (data for _, data in rows))
         return [with_id(unpack_one(data, pictures), item_id) for item_id, data in rows]
+
+
+def appended_by(joined: Joined, state: ResponseState) -> Appended:
+    """The items that a response adds to its conversation, each with an id: the one that it was sent with, if
+    the conversation does not have another item with it."""
+    known = len(joined.items)
+    added: list[Item] = []
+    spare_ids: dict[int, str] = {}
+    for index, item in enumerate(state.input[known:], known):
+        own_id = item_ids.place_id(item, state.id, index)
+        if item.id is not None:
+            spare_ids[len(added)] = own_id
+        added.append(with_id(item, item.id or own_id))
+    return Appended(joined.conversation_id, joined.version, (*added, *state.output), spare_ids)
+
+
+def since_compaction(items: tuple[Item, ...]) -> tuple[Item, ...]:
+    """The items of a conversation from the last compaction that a response made: it replaces all before."""
+    for index in range(len(items) - 1, -1, -1):
+        place = item_ids.place_of(items[index].id or "")
+        if items[index].type == "compaction" and place is not None and not place.of_input:
+            return items[index:]
+    return items

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slipring.core.betas import NO_BETAS, Betas
 from slipring.core.generation import Text
-from slipring.core.ports import NO_BETAS, Betas
 from slipring.core.session import client_events
 from tests.core.connection import Connection, Server, only_error, types
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from slipring.base.errors import InvalidRequest, RateLimited, Unavailable
+from slipring.core.betas import Betas
 from slipring.core.generation import CallArguments, CallStarted, Text
-from slipring.core.ports import Betas
 from slipring.core.session.actions import Loaded
 from slipring.core.turn.stages import Stages
 from slipring.core.turn.turn_values import Joined

@@ -6,9 +6,9 @@ from collections.abc import Callable
 import pytest
 
 from slipring.base.errors import ServerError
+from slipring.core.betas import Betas
 from slipring.core.checks.policies import Check, Policy
 from slipring.core.generation import CallArguments, CallStarted, Text
-from slipring.core.ports import Betas
 from slipring.core.session import actions
 from slipring.core.session.actions import Flush, Work
 from slipring.core.turn.turn import Turn

@@ -8,8 +8,8 @@ import pytest
 from msgspec import structs
 
 from slipring.base.errors import ModelNotFound, Unavailable
+from slipring.core.betas import Betas
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Model, Text
-from slipring.core.ports import Betas
 from slipring.protocol.items import CallOutput
 from tests.core.connection import (
     PLAIN,

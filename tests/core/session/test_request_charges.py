@@ -5,8 +5,8 @@ import json
 import pytest
 
 from slipring.base.errors import Unavailable
+from slipring.core.betas import Betas
 from slipring.core.generation import CallArguments, CallStarted
-from slipring.core.ports import Betas
 from tests.core.connection import Connection, Json, Server, call_output, only_error, types
 
 ROLLOUT = Betas(rollout=True)

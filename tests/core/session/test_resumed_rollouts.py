@@ -4,9 +4,9 @@ import json
 from typing import Any
 
 from slipring.base.errors import ServerError
+from slipring.core.betas import Betas
 from slipring.core.checks.policies import Check, Policy
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Text
-from slipring.core.ports import Betas
 from tests.core.connection import Connection, Json, Server, call_output, function, message, types
 
 CALL = (CallStarted("function", "f"), CallArguments('{"x":1}'), CallEnded())

@@ -23,11 +23,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from slipring.core.betas import Betas
 from slipring.core.chain.state import ResponseState
 from slipring.core.checks.answer_gate import Gate
 from slipring.core.checks.policies import KINDS, Check, Policy, Scope
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Finished, Text, Thought
-from slipring.core.ports import Betas
 from slipring.core.session.actions import Generate, Inspect
 from slipring.core.turn.turn import Turn
 from tests.core.connection import Connection, Json, Server, call_output, function, message, verdicts_of

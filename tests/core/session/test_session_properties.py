@@ -24,10 +24,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from slipring.base.errors import ApiError, ContextLengthExceeded, InvalidRequest, Unavailable
+from slipring.core.betas import Betas
 from slipring.core.chain.hosted_items_in_context import UNANSWERED, denial_text
 from slipring.core.chain.resent_history import KnownContext
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Job, Text, Thought
-from slipring.core.ports import Betas
 from slipring.core.session.actions import Generate
 from slipring.core.turn.steps.steering import Steers
 from slipring.core.turn.turn import Turn

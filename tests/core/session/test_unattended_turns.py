@@ -1,9 +1,9 @@
 """Turns that the driver works on no longer: they fail, unless they have ended or wait for something else."""
 
 from slipring.base.errors import ServerError
+from slipring.core.betas import Betas
 from slipring.core.checks.policies import Check, Policy
 from slipring.core.generation import CallArguments, CallStarted, Finished, Text
-from slipring.core.ports import Betas
 from slipring.core.session.actions import Flush, Record
 from slipring.core.turn.turn import Turn
 from tests.core.connection import Connection, Json, Server, call_output, emitted, function, only_error, types

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from slipring.base.errors import Unavailable
+from slipring.core.betas import Betas
 from slipring.core.chain.hosted_items_in_context import UNANSWERED, denial_text
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Text
-from slipring.core.ports import Betas
 from tests.core.connection import (
     Connection,
     Json,

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from slipring.base.errors import ContextLengthExceeded, ServerError, Unavailable
+from slipring.core.betas import Betas
 from slipring.core.checks.policies import Check, Policy
 from slipring.core.generation import Delta, Text, Thought
-from slipring.core.ports import Betas
 from tests.core.connection import Connection, Server, call_output, message, types
 from tests.core.hosted_turns import HOSTED, end_only, hosted, kinds, running, told
 from tests.core.hosted_turns import begin as begin_hosted

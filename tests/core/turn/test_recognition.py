@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from slipring.base.errors import UnsupportedParameter
+from slipring.core.betas import Betas
 from slipring.core.generation import Accepted, CallArguments, CallStarted, Delta, Job, Text, Thought
-from slipring.core.ports import Betas
 from tests.core.connection import (
     Connection,
     Json,

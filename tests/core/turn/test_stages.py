@@ -6,6 +6,7 @@ import pytest
 from msgspec import UNSET
 
 from slipring.base.errors import ContextLengthExceeded, ServerError
+from slipring.core.betas import Betas
 from slipring.core.generation import (
     Accepted,
     Begun,
@@ -19,7 +20,6 @@ from slipring.core.generation import (
     Thought,
     ThoughtSummary,
 )
-from slipring.core.ports import Betas
 from tests.core.connection import Connection, Json, function, only_error, types
 from tests.wire import TIMING
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from slipring.base.errors import ServerError
+from slipring.core.betas import Betas
 from slipring.core.generation import Accepted, Finished, Text
-from slipring.core.ports import Betas
 from slipring.core.turn import delivery, endings
 from slipring.core.turn.turn import Turn
 from slipring.protocol.events import OutputItemDone

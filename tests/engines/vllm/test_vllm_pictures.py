@@ -147,6 +147,19 @@ async def test_settings_and_logprobs_of_a_turn_with_a_picture(scale_out: bool) -
     assert "".join(each["token"] for each in part["logprobs"]) == "One."
 
 
+@pytest.mark.parametrize("scale_out", [True, False])
+async def test_turns_with_pictures_have_the_priority_and_the_hints_of_others(scale_out: bool) -> None:
+    fake = FakeSeeingVllm()
+    fake.scale_out = scale_out
+    async with served(fake, priorities=True, hints="dynamo") as server, server.connect() as socket:
+        await socket.response(input=ONE, generate=False)
+        first = await socket.response(input=ONE)
+        await socket.response(input="more", previous_response_id=first["id"], store=False)
+    assert [request["priority"] for request in fake.requests] == [2, 1, 0]
+    hints = [request["nvext"]["agent_hints"]["priority"] for request in fake.requests]
+    assert hints == [0, 1, 2]
+
+
 async def test_a_warmup_with_a_picture_asks_for_one_token() -> None:
     fake = FakeSeeingVllm()
     fake.script(Say(("x",)), Stop("length"))

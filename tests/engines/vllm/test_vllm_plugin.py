@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 from starlette.applications import Starlette
 
-from slipring.engines.remote.upstream import HEADER, answering_replica
+from slipring.engines.remote.answering_replica import HEADER, answering_replica
 from slipring.engines.vllm.plugin.replica_header import Replica
 from slipring.engines.vllm.plugin.sessions import (
     PATH,

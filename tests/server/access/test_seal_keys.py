@@ -5,7 +5,7 @@ import base64
 import pytest
 
 from slipring.base.errors import StartupError
-from slipring.core.chain.input_items import BrokenSeal
+from slipring.core.chain.sealed_items import BrokenSeal
 from slipring.protocol.items import Item, user_message
 from slipring.server.access.seal_keys import KeyedSeal, new_key, open_seal, read_keys
 from slipring.stores.store import Store

@@ -7,11 +7,10 @@ and randomness, so it is injected as a ``Seal``.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Protocol
 
 from msgspec import structs
 
-from slipring.base.errors import InvalidEncryptedContent, InvalidRequest, quoted
+from slipring.base.errors import InvalidRequest, quoted
 from slipring.core.chain import hosted_items_in_context
 from slipring.core.chain.state import Carry, OpenCall, ResponseState
 from slipring.protocol import requests
@@ -19,13 +18,11 @@ from slipring.protocol.definitions import Definitions
 from slipring.protocol.items import (
     CALL_OF_OUTPUT,
     AdditionalTools,
-    Compaction,
     ConfigurationUpdate,
     CustomToolCall,
     FunctionCall,
     Item,
     LoadedTools,
-    Reasoning,
     computed_once,
     in_context,
     may_have_images,
@@ -255,57 +252,3 @@ def _read_tools(item: Item, where: str, definitions: Definitions | None) -> tupl
     body = item.body()
     assert isinstance(body, AdditionalTools | LoadedTools)
     return Toolset.read(body.tools, f"{where}.tools", loaded=True, definitions=definitions).callables
-
-
-_SEALED = frozenset({"compaction", "compaction_summary", "reasoning"})
-"""Types of items that may be sealed."""
-
-
-class BrokenSeal(Exception):
-    """The blob was made by another server, for another tenant, or was modified."""
-
-
-class Seal(Protocol):
-    """Encrypts items for a tenant, and decrypts them."""
-
-    def seal(self, tenant: str, items: tuple[Item, ...]) -> str: ...
-
-    def open(self, tenant: str, blob: str) -> tuple[Item, ...]:
-        """The items that were sealed for this tenant. Raises ``BrokenSeal``."""
-
-    def tag(self, tenant: str, data: bytes) -> str:
-        """A text of letters and digits that only this server can make for this data and tenant."""
-
-    def verify(self, tenant: str, data: bytes, tag: str) -> bool:
-        """Whether ``tag`` was made for this data and tenant."""
-
-
-def opened(items: tuple[Item, ...], seal: Seal, tenant: str, where: str = "input") -> tuple[Item, ...]:
-    """Decrypt the sealed items that are not open yet. Raises ``InvalidEncryptedContent``, with a param below
-    ``where``."""
-    if _SEALED.isdisjoint([item.type for item in items]) or all(_blob(item) is None for item in items):
-        return items
-    return tuple(_open(item, seal, tenant, f"{where}[{index}]") for index, item in enumerate(items))
-
-
-def _blob(item: Item) -> str | None:
-    if item.opened is not None or item.type not in _SEALED:
-        return None
-    body = item.body()
-    if isinstance(body, Compaction):
-        return body.encrypted_content
-    assert isinstance(body, Reasoning)
-    return body.encrypted_content or None
-
-
-def _open(item: Item, seal: Seal, tenant: str, where: str) -> Item:
-    blob = _blob(item)
-    if blob is None:
-        return item
-    try:
-        content = seal.open(tenant, blob)
-    except BrokenSeal:
-        raise InvalidEncryptedContent(f"{where}.encrypted_content") from None
-    if item.type == "reasoning" and [each.type for each in content] != ["reasoning"]:
-        raise InvalidEncryptedContent(f"{where}.encrypted_content")
-    return structs.replace(item, opened=content)

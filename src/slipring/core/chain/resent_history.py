@@ -9,18 +9,17 @@ from msgspec import UNSET, structs
 
 from slipring.core.byte_ledger import ChainLedger
 from slipring.core.chain import input_items
-from slipring.core.chain.cache_diagnostics import (
+from slipring.core.chain.head import Head
+from slipring.core.chain.history_departures import (
     MOST_ITEMS,
     KnownHistories,
     Outline,
     head_outline,
     outline_of,
 )
-from slipring.core.chain.head import Head
 from slipring.core.chain.state import OutputByJob, Position, ResponseState, echoed_bytes
 from slipring.core.generation import Finished
 from slipring.core.tenant_entries import TimedEntries
-from slipring.protocol.endpoints.translated_messages import NOTHING_KNOWN, Known, Piece
 from slipring.protocol.item_digests import content_digest, digest_of, joined_thoughts_digest
 from slipring.protocol.items import Item, in_context, last_compaction
 from slipring.protocol.requests import CreateRequest
@@ -33,8 +32,6 @@ _AFTER = "digest_after"
 _THOUGHT_BYTES = 150
 _CONTEXT_BYTES = 2000
 """A context and its response object, without head and position."""
-_ITEM_BYTES = 200
-"""The entries of a known item, about 100 bytes, and what is computed only of items without a parent."""
 _HISTORIES_FRACTION = 64
 """Outlines of histories may use one part in this many of what contexts may, in addition."""
 _MOST_UNFIT = 8
@@ -254,29 +251,6 @@ class KnownContexts(TimedEntries[bytes, KnownContext]):
         if not self._keys[place]:
             del self._keys[place]
         return self._retention.release(value)
-
-
-class KnownItems(TimedEntries[bytes, Item | Piece]):
-    """The known items and messages of all tenants of a process, by the bytes that were sent."""
-
-    __slots__ = ()
-
-    def of(self, tenant: str) -> Known:
-        """What a tenant has sent, by its bytes. May be read in another thread."""
-        return self._by_tenant.get(tenant, NOTHING_KNOWN)
-
-    def remember(self, tenant: str, pieces: Known, now: float) -> None:
-        """Keep what a request consists of, or keep it for longer."""
-        if pieces and self.is_on:
-            self._keep_until(tenant, pieces, now)
-
-    def _hold(self, tenant: str, value: Item | Piece) -> int:
-        if isinstance(value, Piece):
-            return value.size_bytes + _ITEM_BYTES
-        sent = value.sent
-        return value.size_bytes + (0 if sent is value.raw else len(sent)) + _ITEM_BYTES
-
-    _release = _hold
 
 
 _MOST_OUTPUT_BYTES = 512 * 1024

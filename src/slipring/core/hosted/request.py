@@ -8,24 +8,13 @@ from msgspec import UNSET, Raw, UnsetType, structs
 from slipring.base.errors import InvalidRequest, quoted
 from slipring.core.chain import hosted_items_in_context
 from slipring.core.chain.head import Head
-from slipring.core.chain.input_items import Seal
+from slipring.core.chain.sealed_items import Seal
 from slipring.core.chain.state import Approval, Carry
 from slipring.core.generation import Hosting, Model, UpstreamTools
 from slipring.core.hosted import approvals
 from slipring.core.hosted.approvals import Approved
-from slipring.core.hosted.tools import (
-    FetchedList,
-    HostedTool,
-    HostedTools,
-    Offered,
-    ResolvedBuiltin,
-    ResolvedServer,
-    answering,
-    compose,
-    select,
-    serves,
-    tag_list,
-)
+from slipring.core.hosted.tool_lists import FetchedList, Offered, answering, compose, select, serves, tag_list
+from slipring.core.hosted.tools import HostedTool, HostedTools, ResolvedBuiltin, ResolvedServer
 from slipring.protocol.definitions import Definitions
 from slipring.protocol.hosted import tool_types
 from slipring.protocol.hosted.builtin_tools import BuiltinKind, SentBuiltin, read_builtins

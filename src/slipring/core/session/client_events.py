@@ -7,7 +7,7 @@ lane or response, so that the session can refuse it in the right place.
 from msgspec import Struct
 
 from slipring.base.errors import ApiError, InvalidJson, InvalidRequest, forget_frames, quoted
-from slipring.core.ports import Betas
+from slipring.core.betas import Betas
 from slipring.protocol import live_input, requests, tool_output, wire
 from slipring.protocol.endpoints.translated_messages import NOTHING_KNOWN, Known
 from slipring.protocol.live_input import Append, Steer

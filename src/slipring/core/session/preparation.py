@@ -13,7 +13,13 @@ from msgspec import UNSET, structs
 
 from slipring.base.errors import ApiError, InvalidPrompt, PreviousResponseNotFound
 from slipring.core.attachment_rules import AttachmentRules
-from slipring.core.chain import fetched_images, hosted_items_in_context, input_items, read_documents
+from slipring.core.chain import (
+    fetched_images,
+    hosted_items_in_context,
+    input_items,
+    read_documents,
+    sealed_items,
+)
 from slipring.core.chain.fetched_images import Fetched
 from slipring.core.chain.head import Head
 from slipring.core.chain.input_items import OpenCarry
@@ -206,7 +212,7 @@ def _read_items(turn: Turn, shared: SessionState) -> tuple[Model, TurnChecks | N
     """The model of a turn, its checks, and the items of its input: sealed items opened, and placeholders for
     what the checks have refused before."""
     asked, bound, ports = turn.asked, turn.bound, shared.ports
-    items = input_items.opened(bound.input, ports.seal, asked.tenant)
+    items = sealed_items.opened(bound.input, ports.seal, asked.tenant)
     model = shared.models.find(asked.request.model)
     policy = _policy(turn, shared, model)
     if not policy.checks:

@@ -9,12 +9,13 @@ pure: the time is an argument, and ids, clock and encryption are injected as ``p
 from msgspec import structs
 
 from slipring.base.errors import ApiError, ConnectionLimitReached, InvalidPrompt, forget_frames
+from slipring.core.betas import NO_BETAS, Betas
 from slipring.core.chain.state import ResponseState
 from slipring.core.chain.state_cache import ConnectionCache, NoCache
 from slipring.core.checks.policies import Policies
 from slipring.core.generation import Models
 from slipring.core.limits import Limits
-from slipring.core.ports import NO_BETAS, Betas, Ports
+from slipring.core.ports import Ports
 from slipring.core.session import client_events, preparation
 from slipring.core.session.actions import (
     Action,

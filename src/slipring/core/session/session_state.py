@@ -1,12 +1,12 @@
 """What the turns of one session share: its limits and dependencies, its memory, and its outgoing actions."""
 
-from slipring.base.errors import ApiError, InvalidPrompt
+from slipring.core.betas import Betas
 from slipring.core.chain.state import ResponseState
 from slipring.core.chain.state_cache import ConnectionCache
 from slipring.core.checks.policies import Policies
 from slipring.core.generation import Models
 from slipring.core.limits import Limits
-from slipring.core.ports import Betas, Ports
+from slipring.core.ports import Ports
 from slipring.core.session.actions import Action, CallTool, Compress, Inspect, Record, Send
 from slipring.core.session.connection_lifetime import ConnectionLifetime
 from slipring.core.session.lanes import Lanes
@@ -98,19 +98,6 @@ class SessionState:
             if state.parent is None:
                 self.ports.items.remember(turn.asked.tenant, turn.asked.request.pieces, self.now)
         self.compress(self.cache)
-
-    def evict_parent(self, turn: Turn, error: ApiError) -> None:
-        """A continuation that fails on its parent's own lane evicts the parent; a failed fork does not, and
-        neither does one that a safety check has blocked: the client goes on with another message."""
-        if isinstance(error, InvalidPrompt):
-            return
-        previous = turn.asked.request.previous_response_id
-        if (
-            previous is not None
-            and previous in self.cache
-            and self.cache.lane_of(previous) == turn.asked.lane
-        ):
-            self.cache.evict(previous)
 
     def compress(self, cache: ConnectionCache) -> None:
         """Have items of earlier responses compressed, if there are enough of them."""

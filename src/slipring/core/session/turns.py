@@ -12,7 +12,8 @@ from slipring.base.errors import ApiError, ServerError
 from slipring.core.chain.state import ResponseState
 from slipring.core.checks.verdicts import Verdict
 from slipring.core.generation import Emit, Prefill
-from slipring.core.hosted.tools import CallOutcome, CallProgress, FetchedList
+from slipring.core.hosted.tool_lists import FetchedList
+from slipring.core.hosted.tools import CallOutcome, CallProgress
 from slipring.core.session.actions import (
     Action,
     Cancel,

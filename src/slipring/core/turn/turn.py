@@ -22,7 +22,8 @@ from slipring.core.generation import (
     Job,
 )
 from slipring.core.hosted.request import HostedRequest
-from slipring.core.hosted.tools import FetchedList, HostedCall
+from slipring.core.hosted.tool_lists import FetchedList
+from slipring.core.hosted.tools import HostedCall
 from slipring.core.ports import Ports
 from slipring.core.turn import response_object
 from slipring.core.turn.output.hosted_call_events import HostedLists

@@ -12,8 +12,8 @@ from slipring.core.generation import Job, Settings
 from slipring.engines.chat.messages import History, Writer, refuse_unsendable
 from slipring.engines.chat.options import ChatOptions
 from slipring.engines.chat.returned_fields import KeptFields, ReturnedAnswer, StoredFields, kept_with
+from slipring.engines.remote.affinity import affinity_key, tenant_salt
 from slipring.engines.remote.http_client import spliced
-from slipring.engines.remote.upstream import affinity_key, tenant_salt
 from slipring.engines.scheduling.priorities_and_hints import agent_hints
 from slipring.prompts.tool_definitions import description_of, flat_name, parameters_of
 from slipring.protocol import wire

@@ -20,7 +20,7 @@ from slipring.engines.remote.http_failures import (
     Unreadable,
 )
 from slipring.engines.remote.streamed_answer import Consumer
-from slipring.engines.remote.upstream import startup_errors
+from slipring.engines.remote.upstream_errors import startup_errors
 from slipring.engines.shared_engines import Host
 from slipring.engines.tokens.remote_vocabulary import (
     MARKS,

@@ -12,7 +12,6 @@ import re
 import secrets
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -63,7 +62,6 @@ class RejectedGrammars:
 
 
 _LOAD_TIMEOUT_S = 600.0
-_PREFIX = "slipring-kv-"
 _SCRIPT = str(Path(__file__).with_name("child_program.py"))
 """Run as a file: as a module, it would first import the package of the engine, of which it uses nothing."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
@@ -221,31 +219,3 @@ class ChildProcess(Host):
         if self._child is not None and self._child.returncode is None:
             self._child.kill()  # it has nothing to save
             await self._child.wait()
-
-
-def kv_directory(limit_bytes: int) -> Path:
-    """The path of a new directory for this process, not yet created: in memory if ``limit_bytes`` are free
-    there, else on disk. Removes directories of processes that no longer run."""
-    memory, disk = Path("/dev/shm"), Path(tempfile.gettempdir())
-    fits = os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > limit_bytes
-    place = memory if fits else disk
-    _remove_stale_directories(place)
-    return place / f"{_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
-
-
-def _remove_stale_directories(place: Path) -> None:
-    """Remove the directories of processes that were killed together with their children."""
-    for left in place.glob(f"{_PREFIX}*"):
-        owner = left.name.removeprefix(_PREFIX).partition("-")[0]
-        if owner.isdigit() and not _is_alive(int(owner)):
-            shutil.rmtree(left, ignore_errors=True)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True  # the process of another user
-    return True

@@ -5,7 +5,10 @@ bounded; the least recently used are evicted first.
 """
 
 import logging
+import os
 import secrets
+import shutil
+import tempfile
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +21,9 @@ from slipring.base.errors import ApiError
 from slipring.engines.llama.api import Unsupported
 from slipring.observation import live_messages
 from slipring.prompts.rendering import Rendered
+
+_PREFIX = "slipring-kv-"
+
 
 log = logging.getLogger("slipring")
 
@@ -173,3 +179,31 @@ class SavedContexts:
     def _new_name(self) -> str:
         self._names_made += 1
         return f"slipring-{self._prefix}-{self._names_made}.kv"
+
+
+def kv_directory(limit_bytes: int) -> Path:
+    """The path of a new directory for this process, not yet created: in memory if ``limit_bytes`` are free
+    there, else on disk. Removes directories of processes that no longer run."""
+    memory, disk = Path("/dev/shm"), Path(tempfile.gettempdir())
+    fits = os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > limit_bytes
+    place = memory if fits else disk
+    _remove_stale_directories(place)
+    return place / f"{_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def _remove_stale_directories(place: Path) -> None:
+    """Remove the directories of processes that were killed together with their children."""
+    for left in place.glob(f"{_PREFIX}*"):
+        owner = left.name.removeprefix(_PREFIX).partition("-")[0]
+        if owner.isdigit() and not _is_alive(int(owner)):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True  # the process of another user
+    return True

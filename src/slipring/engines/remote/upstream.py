@@ -6,47 +6,28 @@ several replicas name it in the headers of an answer, or relay what the replica 
 replica that was restarted should be another one: its cache is empty.
 """
 
-import hmac
 import os
-import re
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
-from urllib.parse import quote
+from typing import Any
 
-from slipring.base.errors import ApiError, ServerError, StartupError
+from slipring.base.errors import ApiError, StartupError
 from slipring.core.generation import Job
 from slipring.engines.base import Engine
 from slipring.engines.options import option
-from slipring.engines.remote.admission_and_retries import Admission, AdmissionPolicy, Retryable
+from slipring.engines.remote.admission_and_retries import Admission, AdmissionPolicy
+from slipring.engines.remote.affinity import DYNAMO_SESSION, affinity_key, branch_keys
 from slipring.engines.remote.http_client import Answered, HttpClient
 from slipring.engines.remote.http_failures import (
-    BadStatus,
     HttpFailure,
-    RedirectedElsewhere,
-    TimedOut,
-    Unreachable,
-    Unreadable,
 )
 from slipring.engines.remote.streamed_answer import Consumer, Patience
-from slipring.engines.remote.upstream_errors import refusal
+from slipring.engines.remote.upstream_errors import api_failure, startup_errors, without_secret
 from slipring.observation import live_messages
 
-_SECRET = os.environ.get("SLIPRING_AFFINITY_SECRET", "").encode() or secrets.token_bytes(32)
-_KEYED = hmac.new(_SECRET, digestmod="sha256")
-"""To be copied: making one takes several times as long."""
-DYNAMO_SESSION = "x-dynamo-session-id"
-"""The header by which Dynamo knows branches of a chain. The others keep a chain together with its forks."""
-DYNAMO_FINAL = "x-dynamo-session-final"
-"""On a request of its own: its branch has ended."""
 _DYNAMO_PARENT = "x-dynamo-parent-session-id"
-_REMOVED = "(secret)"
-_SHORTEST_CUT = 4
-"""Characters of a key that are recognised where a text ends within it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,36 +80,6 @@ def _key_headers(kind: str, options: UpstreamOptions) -> dict[str, str]:
     if not key:
         return {}
     return {options.key_header: key} if options.key_header else {"Authorization": f"Bearer {key}"}
-
-
-def affinity_key(job: Job) -> str:
-    """A keyed hash, the same for all turns of a chain or of all chains with one `prompt_cache_key`."""
-    root = job.parent.root_id if job.parent is not None else job.response_id
-    return _keyed_hash(f"{job.tenant}\0{job.cache_key if job.cache_key is not None else root}")
-
-
-def branch_keys(job: Job) -> list[str]:
-    """Keyed hashes of the job's branch and, if that is a fork, of the branch that it forks from. The branch
-    that a chain begins with has the key of the chain."""
-
-    return [
-        affinity_key(job) if branch.parent is None else _keyed_hash(f"{job.tenant}\0{branch.id}")
-        for branch in (job.branch, job.branch.parent)
-        if branch is not None
-    ]
-
-
-def tenant_salt(tenant: str) -> str:
-    """A keyed hash that separates tenants in prefix caches that take a salt."""
-    return _keyed_hash(f"salt\0{tenant}")
-
-
-@lru_cache(maxsize=4096)
-def _keyed_hash(text: str) -> str:
-    # Cached: all turns of a chain ask for the same.
-    keyed = _KEYED.copy()
-    keyed.update(text.encode())
-    return keyed.hexdigest()[:32]
 
 
 class Upstream:
@@ -236,84 +187,3 @@ class RemoteEngine(Engine):
 
     def status(self) -> live_messages.Engine:
         return self._admission.described(super().status())
-
-
-def without_secret(text: str, secret: str) -> str:
-    """A text of a server without a key of ours: as it is, in another case, encoded as in a URL, or cut off
-    with the text's end."""
-    if not secret or not text:
-        return text
-    forms = {secret, quote(secret), quote(secret, safe="")}
-    text = re.sub("|".join(map(re.escape, forms)), _REMOVED, text, flags=re.IGNORECASE)
-    cut = text.removesuffix("…")
-    for length in range(min(len(secret), len(cut)), _SHORTEST_CUT - 1, -1):
-        if cut.endswith(secret[:length]):
-            return cut[:-length] + _REMOVED
-    return text
-
-
-def api_failure(failure: HttpFailure) -> ApiError:
-    """The error for API clients that a failed request means. Its ``detail`` has the reason, for the log."""
-    if isinstance(failure, BadStatus):
-        return refusal(failure.status, failure.body, failure.headers)
-    error: ApiError
-    if isinstance(failure, Unreachable):
-        error = Retryable("The engine cannot be reached.")
-    elif isinstance(failure, TimedOut):
-        error = ServerError("The engine has sent nothing for too long.")
-    elif isinstance(failure, RedirectedElsewhere):
-        error = ServerError("The engine cannot be reached. The server's log has the reason.")
-    else:
-        error = ServerError("The engine's answer cannot be read.")
-    error.detail = str(failure)
-    return error
-
-
-@contextmanager
-def startup_errors(kind: str, url: str, expected: str) -> Iterator[None]:
-    """Raise what goes wrong while a server is queried at start as ``StartupError``, in one line.
-    ``expected`` says what the server should be."""
-    try:
-        yield
-    except BadStatus as error:
-        is_key = error.status in (401, 403)
-        remedy = "name a valid API key with key_env=" if is_key else f"expected {expected}"
-        raise StartupError(f"--engine {kind}: {url} answers with {error}: {remedy}") from None
-    except (Unreachable, TimedOut) as error:
-        raise StartupError(f"--engine {kind}: cannot reach {url}: {error}") from None
-    except RedirectedElsewhere as error:
-        raise StartupError(f"--engine {kind}: {url} does not answer: {error}") from None
-    except (Unreadable, ValueError, LookupError, TypeError, AttributeError):
-        raise StartupError(f"--engine {kind}: {url} does not answer like {expected}") from None
-
-
-HEADER = "x-slipring-replica"
-"""What slipring's plugin for vLLM adds to all answers: the name of the replica, and the tokens that its KV
-cache holds, as in ``3f9a;kv_tokens=75000``."""
-_SMG = "x-smg-routed-worker-id"
-DEFAULT_HEADERS = f"{HEADER};{_SMG}"
-_KV_TOKENS = "kv_tokens="
-_LONGEST_NAME = 256
-
-
-class Replica(NamedTuple):
-    """A replica, and how many tokens its KV cache holds, if it says so."""
-
-    name: str
-    kv_tokens: int | None
-
-
-def read_names(option: str) -> list[str]:
-    """The headers that an option lists, in lower case."""
-    return [name.strip().lower() for name in option.split(";") if name.strip()]
-
-
-def answering_replica(headers: Mapping[str, str], names: Sequence[str]) -> Replica | None:
-    """The replica that the first of these headers names which is there; None if there is none."""
-    value = next((value for name in names if (value := headers.get(name, "").strip())), "")
-    name, _, rest = value.partition(";")
-    if not name.strip():
-        return None
-    size = rest.strip().removeprefix(_KV_TOKENS)
-    has_size = rest.strip().startswith(_KV_TOKENS) and size.isdecimal() and len(size) < 16
-    return Replica(name.strip()[:_LONGEST_NAME], int(size) or None if has_size else None)

@@ -9,16 +9,36 @@ logged. Both are cut, and what looks like a key is removed.
 import html
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 from msgspec import Struct
 
-from slipring.base.errors import ApiError, InvalidRequest, NotFound, RateLimited, ServerError
+from slipring.base.errors import ApiError, InvalidRequest, NotFound, RateLimited, ServerError, StartupError
 from slipring.base.surrogates import repaired
-from slipring.engines.remote.admission_and_retries import GatewayFailed, RequestFailed, Retryable
+from slipring.engines.remote.admission_and_retries import (
+    GatewayFailed,
+    RequestFailed,
+    Retryable,
+)
+from slipring.engines.remote.http_failures import (
+    BadStatus,
+    HttpFailure,
+    RedirectedElsewhere,
+    TimedOut,
+    Unreachable,
+    Unreadable,
+)
+
+_REMOVED = "(secret)"
+
+_SHORTEST_CUT = 4
+"""Characters of a key that are recognised where a text ends within it."""
+
 
 _LONGEST_MESSAGE = 500
 _LONGEST_SEARCHED = 2048
@@ -282,3 +302,52 @@ def _number(text: str | None) -> float | None:
 
 def _bounded(seconds: float) -> float:
     return min(max(seconds, 0.0), _LONGEST_WAIT_S)
+
+
+def without_secret(text: str, secret: str) -> str:
+    """A text of a server without a key of ours: as it is, in another case, encoded as in a URL, or cut off
+    with the text's end."""
+    if not secret or not text:
+        return text
+    forms = {secret, quote(secret), quote(secret, safe="")}
+    text = re.sub("|".join(map(re.escape, forms)), _REMOVED, text, flags=re.IGNORECASE)
+    cut = text.removesuffix("…")
+    for length in range(min(len(secret), len(cut)), _SHORTEST_CUT - 1, -1):
+        if cut.endswith(secret[:length]):
+            return cut[:-length] + _REMOVED
+    return text
+
+
+def api_failure(failure: HttpFailure) -> ApiError:
+    """The error for API clients that a failed request means. Its ``detail`` has the reason, for the log."""
+    if isinstance(failure, BadStatus):
+        return refusal(failure.status, failure.body, failure.headers)
+    error: ApiError
+    if isinstance(failure, Unreachable):
+        error = Retryable("The engine cannot be reached.")
+    elif isinstance(failure, TimedOut):
+        error = ServerError("The engine has sent nothing for too long.")
+    elif isinstance(failure, RedirectedElsewhere):
+        error = ServerError("The engine cannot be reached. The server's log has the reason.")
+    else:
+        error = ServerError("The engine's answer cannot be read.")
+    error.detail = str(failure)
+    return error
+
+
+@contextmanager
+def startup_errors(kind: str, url: str, expected: str) -> Iterator[None]:
+    """Raise what goes wrong while a server is queried at start as ``StartupError``, in one line.
+    ``expected`` says what the server should be."""
+    try:
+        yield
+    except BadStatus as error:
+        is_key = error.status in (401, 403)
+        remedy = "name a valid API key with key_env=" if is_key else f"expected {expected}"
+        raise StartupError(f"--engine {kind}: {url} answers with {error}: {remedy}") from None
+    except (Unreachable, TimedOut) as error:
+        raise StartupError(f"--engine {kind}: cannot reach {url}: {error}") from None
+    except RedirectedElsewhere as error:
+        raise StartupError(f"--engine {kind}: {url} does not answer: {error}") from None
+    except (Unreadable, ValueError, LookupError, TypeError, AttributeError):
+        raise StartupError(f"--engine {kind}: {url} does not answer like {expected}") from None

@@ -19,8 +19,8 @@ from slipring.base.errors import ApiError
 from slipring.core.generation import Job
 from slipring.engines.remote.admission_and_retries import Retryable
 from slipring.engines.remote.http_failures import HttpFailure
-from slipring.engines.remote.upstream import Upstream, api_failure
-from slipring.engines.remote.upstream_errors import refusal
+from slipring.engines.remote.upstream import Upstream
+from slipring.engines.remote.upstream_errors import api_failure, refusal
 from slipring.engines.responses.options import ResponsesOptions
 from slipring.engines.responses.positions import Position
 from slipring.engines.responses.sockets import Lane, Socket

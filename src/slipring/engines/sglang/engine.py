@@ -21,9 +21,10 @@ from slipring.core.generation import Job, Settings
 from slipring.engines.constraints.answer_constraint import Constraint
 from slipring.engines.constraints.server_support import takes_tags
 from slipring.engines.grey_square import grey_square_url
+from slipring.engines.remote.affinity import branch_keys, tenant_salt
 from slipring.engines.remote.http_client import spliced
 from slipring.engines.remote.http_failures import BadStatus, HttpFailure, Unreadable
-from slipring.engines.remote.upstream import branch_keys, startup_errors, tenant_salt
+from slipring.engines.remote.upstream_errors import startup_errors
 from slipring.engines.scheduling.priorities_and_hints import urgency
 from slipring.engines.tokens.chain_ends import ChainEnds
 from slipring.engines.tokens.job_rendering import data_urls
@@ -35,16 +36,8 @@ from slipring.engines.tokens.session_server import (
     SessionServerOptions,
 )
 from slipring.engines.tokens.sessions import Addressed, Protocol
-from slipring.engines.tokens.token_answer import Piece, PieceParser, TokenAnswer
-from slipring.engines.tokens.token_server import (
-    Fault,
-    JobExchange,
-    Request,
-    Served,
-    failure,
-    read_options,
-    reason_of,
-)
+from slipring.engines.tokens.token_answer import Fault, Piece, PieceParser, TokenAnswer, failure, reason_of
+from slipring.engines.tokens.token_server import JobExchange, Request, Served, read_options
 from slipring.prompts.rendering import Rendered, Renderer
 from slipring.prompts.spelled_context import ContextSpeller
 from slipring.prompts.tokenization.token_budget import UNLIMITED, BudgetedEncoder

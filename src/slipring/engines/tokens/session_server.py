@@ -11,7 +11,7 @@ from slipring.core.generation import Delta, Emit, Finished, Job, Prefill
 from slipring.engines.constraints.answer_constraint import Constraint
 from slipring.engines.options import option
 from slipring.engines.remote.admission_and_retries import GatewayFailed, RequestFailed, Retryable
-from slipring.engines.remote.upstream import affinity_key
+from slipring.engines.remote.affinity import affinity_key
 from slipring.engines.tokens.chain_ends import gone_at_end
 from slipring.engines.tokens.job_rendering import position_of
 from slipring.engines.tokens.sessions import Addressed, Lease, Protocol, Sessions

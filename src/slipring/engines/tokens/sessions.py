@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 from slipring.base.errors import ApiError, forget_frames
 from slipring.core.generation import Job
+from slipring.engines.remote.affinity import affinity_key
 from slipring.engines.remote.http_failures import HttpFailure, TimedOut
-from slipring.engines.remote.upstream import affinity_key
 from slipring.engines.scheduling.replica_schedules import ReplicaSchedules
 from slipring.engines.tokens.job_rendering import position_of
 from slipring.prompts.rendering import Body, EncodedIds, Rendered
@@ -188,7 +188,7 @@ class Sessions:
         if found is not None and not found[0].is_busy:
             session, steps = found
             self._unbind(session)
-            if (addressed := _appended(session, steps)) is None:
+            if (addressed := appended_by(session, steps)) is None:
                 self._discard(session)
             else:
                 session.is_busy, session.tokens, session.since = True, sent.total, since
@@ -222,7 +222,7 @@ class Sessions:
         if not self._fit(sent.total - found[0].tokens, self._replica_of(found[0].route)):
             return False
         session, steps = found
-        if session.id not in self._open or (addressed := _appended(session, steps)) is None:
+        if session.id not in self._open or (addressed := appended_by(session, steps)) is None:
             return False
         later_ids = [id for step in steps for id in step.ids]
         session.is_busy = True
@@ -431,7 +431,7 @@ class Sessions:
             log.info("a session could not be closed at %s: %s", self._protocol.maker, error)
 
 
-def _appended(session: Session, steps: list[EncodedIds]) -> Addressed | None:
+def appended_by(session: Session, steps: list[EncodedIds]) -> Addressed | None:
     """The ids of a prompt after those that a session holds; None if the session does not hold the prompt's
     beginning, or holds all of it."""
     held = session.later_ids

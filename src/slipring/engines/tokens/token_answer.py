@@ -19,10 +19,15 @@ from slipring.core.generation import (
     Text,
 )
 from slipring.engines.remote.streamed_answer import AnswerReader
+from slipring.engines.remote.upstream_errors import refusal
 from slipring.prompts.parsing.output_format import JsonCalls, OutputFormat, PythonCalls
 from slipring.prompts.parsing.output_parser import OutputParser
 from slipring.prompts.rendering import Renderer, Rendering
+from slipring.protocol import wire
 from slipring.protocol.responses import Logprob
+
+_REASONS: dict[str, Literal["stop", "length"]] = {"stop": "stop", "length": "length"}
+
 
 _UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError)
 """What parsers raise for a payload that they cannot decode."""
@@ -349,3 +354,23 @@ class Utf8Stream:
         """Return U+FFFD if the data ended within a character, otherwise an empty string."""
         self.is_waiting = False
         return self._decoder.decode(b"", final=True)
+
+
+class Fault(Struct):
+    """A failure that a server reports within a stream."""
+
+    message: str = ""
+    code: int | str | None = None
+
+
+def failure(fault: Fault, status: int | None = None) -> ApiError:
+    """The error for API clients that a failure within a stream means: the same as with this HTTP status."""
+    status = status or (fault.code if isinstance(fault.code, int) else 500)
+    return refusal(status, wire.encode({"message": fault.message}), {})
+
+
+def reason_of(name: str) -> Literal["stop", "length"]:
+    """Translate a finish reason. Raises ``ServerError`` for any that is no regular end."""
+    if name not in _REASONS:
+        raise ServerError(f"The engine ended its answer early: {name[:100]}")
+    return _REASONS[name]

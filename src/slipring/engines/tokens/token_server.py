@@ -9,9 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
-
-from msgspec import Struct
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from slipring.base.errors import ApiError, ServerError, StartupError
 from slipring.core.generation import (
@@ -30,21 +28,13 @@ from slipring.engines.constraints.answer_constraint import Constraint
 from slipring.engines.constraints.server_support import TRIED_TOKENS, ServerConstraints
 from slipring.engines.options import option, read_address, read_pairs
 from slipring.engines.remote.admission_and_retries import Admission, Retryable, Ticket
+from slipring.engines.remote.affinity import affinity_key, branch_keys
+from slipring.engines.remote.answering_replica import DEFAULT_HEADERS, answering_replica, read_names
 from slipring.engines.remote.http_client import Answered
 from slipring.engines.remote.http_failures import HttpFailure
 from slipring.engines.remote.streamed_answer import CutOff
-from slipring.engines.remote.upstream import (
-    DEFAULT_HEADERS,
-    RemoteEngine,
-    Upstream,
-    UpstreamOptions,
-    affinity_key,
-    answering_replica,
-    branch_keys,
-    read_names,
-    startup_errors,
-)
-from slipring.engines.remote.upstream_errors import refusal
+from slipring.engines.remote.upstream import RemoteEngine, Upstream, UpstreamOptions
+from slipring.engines.remote.upstream_errors import startup_errors
 from slipring.engines.scheduling.loop_schedule import Need, Rules
 from slipring.engines.scheduling.priorities_and_hints import AnswerLengths, goes_on
 from slipring.engines.scheduling.replica_schedules import ReplicaSchedules
@@ -65,7 +55,6 @@ from slipring.engines.tokens.token_answer import Piece, PieceParser, TokenAnswer
 from slipring.prompts.foreseen_context import Foreseen
 from slipring.prompts.rendering import Rendered, Renderer
 from slipring.prompts.tokenization.tokenizer import Vocabulary
-from slipring.protocol import wire
 from slipring.protocol.responses import TopLogprob
 
 _ROUTER_LIST = "/workers"
@@ -80,7 +69,6 @@ _SCHEDULED = 0.95
 """The part of the server's cache that is scheduled: it keeps whole blocks, and other users may need some."""
 _COMPACTION = "compaction"
 """What a loop waits for after its summary, as with the name of a tool: the turn that goes on with it."""
-_REASONS: dict[str, Literal["stop", "length"]] = {"stop": "stop", "length": "length"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -538,23 +526,3 @@ class JobExchange:
     def close(self) -> None:
         """Free what is not kept, however the answer has ended."""
         return
-
-
-class Fault(Struct):
-    """A failure that a server reports within a stream."""
-
-    message: str = ""
-    code: int | str | None = None
-
-
-def failure(fault: Fault, status: int | None = None) -> ApiError:
-    """The error for API clients that a failure within a stream means: the same as with this HTTP status."""
-    status = status or (fault.code if isinstance(fault.code, int) else 500)
-    return refusal(status, wire.encode({"message": fault.message}), {})
-
-
-def reason_of(name: str) -> Literal["stop", "length"]:
-    """Translate a finish reason. Raises ``ServerError`` for any that is no regular end."""
-    if name not in _REASONS:
-        raise ServerError(f"The engine ended its answer early: {name[:100]}")
-    return _REASONS[name]

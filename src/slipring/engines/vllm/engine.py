@@ -21,9 +21,9 @@ from slipring.core.generation import Job, Settings
 from slipring.engines.constraints.answer_constraint import Constraint
 from slipring.engines.constraints.server_support import takes_tags
 from slipring.engines.options import option
+from slipring.engines.remote.affinity import DYNAMO_FINAL, DYNAMO_SESSION, tenant_salt
 from slipring.engines.remote.http_client import spliced
 from slipring.engines.remote.http_failures import HttpFailure
-from slipring.engines.remote.upstream import DYNAMO_FINAL, DYNAMO_SESSION, tenant_salt
 from slipring.engines.scheduling.priorities_and_hints import (
     HINTS_MEANING,
     agent_hints,
@@ -41,16 +41,8 @@ from slipring.engines.tokens.remote_vocabulary import (
 )
 from slipring.engines.tokens.session_server import Offer, SessionServer, SessionServerOptions
 from slipring.engines.tokens.sessions import Addressed, Protocol
-from slipring.engines.tokens.token_answer import Piece, PieceParser, TokenAnswer
-from slipring.engines.tokens.token_server import (
-    Fault,
-    JobExchange,
-    Request,
-    Served,
-    failure,
-    read_options,
-    reason_of,
-)
+from slipring.engines.tokens.token_answer import Fault, Piece, PieceParser, TokenAnswer, failure, reason_of
+from slipring.engines.tokens.token_server import JobExchange, Request, Served, read_options
 from slipring.engines.vllm.pictured_requests import (
     BY_CHAT,
     BY_IDS,
@@ -185,7 +177,9 @@ class VllmEngine(SessionServer):
             "cache_salt": salt,
         }
         if self.options.priorities:
-            body["priority"] = 0 if job.generate else 1
+            body["priority"] = _priority(job)
+        if self.options.hints:
+            body |= agent_hints(job)
         headers = self._upstream.affinity_headers(job)
         read = partial(_Parser, self, settings.top_logprobs)
         wants_logprobs = settings.logprobs and job.generate

@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from slipring.base.errors import RateLimited, Unavailable
 from slipring.protocol.endpoints.rate_limits import RateLimit
+from slipring.protocol.turn_report import TokenCounts
 from slipring.stores.keys import Key, Keys, Usage
 
 log = logging.getLogger("slipring")
@@ -123,8 +124,10 @@ class Quotas:
             retry_after_s=self._tally(key, measure).ends_at - self.now(),
         )
 
-    def spend(self, key: Key, tokens: int) -> None:
-        """Count the tokens of a turn."""
+    def spend(self, key: Key, used: TokenCounts, counted_before: int) -> None:
+        """Count the tokens of a turn. ``counted_before``: those of its input that another turn has been
+        charged for, of which it is a fork."""
+        tokens = max(0, used.input - counted_before) + used.output
         if tokens and _TOKENS in _limits(key):
             self._tally(key, _TOKENS).add(tokens)
 

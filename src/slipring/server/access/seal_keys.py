@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from slipring.base.errors import ApiError, StartupError
-from slipring.core.chain.input_items import BrokenSeal
+from slipring.core.chain.sealed_items import BrokenSeal
 from slipring.protocol.items import Item, read_item
 from slipring.stores.store import Store
 

@@ -11,34 +11,20 @@ written only if the run has not changed meanwhile: every run has exactly one ter
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
 
-from msgspec import Raw, Struct, json, structs
+from msgspec import Struct, json, structs
 
-from slipring.base.errors import InvalidEncryptedContent, InvalidPrompt
-from slipring.core.chain import hosted_items_in_context, input_items
-from slipring.core.chain.hosted_items_in_context import UNKNOWN_OUTCOME
-from slipring.core.chain.input_items import Seal
-from slipring.core.chain.state import ResponseState
+from slipring.core.chain.sealed_items import Seal
 from slipring.protocol.events import Completed, Failed, Incomplete, ResponseEvent
-from slipring.protocol.hosted.hosted_items import ProtocolError
-from slipring.protocol.items import read_item
 from slipring.protocol.responses import Response, ResponseError
-from slipring.protocol.wire import NULL, encode, raw
+from slipring.protocol.wire import encode
+from slipring.server.background.unfinished_responses import output_of, save
 from slipring.stores.runs import Lease, LeaseLost, Run, RunEvent
 from slipring.stores.store import Store
 
-_PAGE = 500
 _OWNER_DIED = "The server that made this response went away before it was finished."
 
 
-_TELLING = (
-    b'"response.output_item.',
-    b'"response.mcp_call_arguments.delta"',
-    b'"response.code_interpreter_call_code.done"',
-)
-"""Marks of the events that begin, extend or end an item."""
-_INTERNAL_ERROR = -32603
 _KINDS: dict[str, type[ResponseEvent]] = {
     "completed": Completed,
     "incomplete": Incomplete,
@@ -49,20 +35,7 @@ _KINDS: dict[str, type[ResponseEvent]] = {
 """The terminal events of saved responses, by status."""
 
 
-class _RecordedEvent(Struct):
-    type: str
-    output_index: int = 0
-    item: Raw = NULL
-    delta: str = ""
-    code: str = ""
-
-
-_Call = dict[str, Any]
-"""A hosted call as JSON: that of an upstream may have other fields than ours."""
 _response = json.Decoder(Response)
-_outline = json.Decoder(_RecordedEvent)
-_item: json.Decoder[_Call] = json.Decoder(_Call)
-_HOSTED = frozenset({"mcp_call", "web_search_call", "file_search_call", "code_interpreter_call"})
 
 
 def read_response(data: bytes) -> Response:
@@ -123,94 +96,11 @@ async def _last_event(store: Store, run: Run, number: int, *, cancelled: bool) -
     saved = await store.responses.retrieve(run.tenant, run.response_id)
     if saved is not None:  # the owner saved the response, and died before it wrote the last event
         return _KINDS[saved.status](sequence_number=number, response=saved)
-    response = structs.replace(read_response(run.response), output=await _output(store, run))
+    response = structs.replace(read_response(run.response), output=await output_of(store, run))
     if cancelled:
         return Incomplete(sequence_number=number, response=structs.replace(response, status="cancelled"))
     error = ResponseError(code="server_error", message=_OWNER_DIED)
     return Failed(sequence_number=number, response=structs.replace(response, status="failed", error=error))
-
-
-async def _output(store: Store, run: Run) -> list[Raw]:
-    """The finished output items and the hosted calls that had begun, from the events."""
-    items: dict[int, Raw] = {}
-    calls: dict[int, _Call] = {}
-    after = -1
-    while events := await store.runs.events(run.tenant, run.response_id, after=after, limit=_PAGE):
-        after = events[-1].sequence_number
-        for event in events:
-            if any(mark in event.data for mark in _TELLING):
-                _take(_outline.decode(event.data), items, calls)
-    for index, call in calls.items():
-        # It may have run, so it is not run again.
-        call["status"] = "failed"
-        if call["type"] == "mcp_call":
-            call["error"] = ProtocolError(_INTERNAL_ERROR, UNKNOWN_OUTCOME)
-        items[index] = raw(call)
-    return [items[index] for index in sorted(items)]
-
-
-def _take(event: _RecordedEvent, items: dict[int, Raw], calls: dict[int, _Call]) -> None:
-    """Note what an event says of an item: ``items`` are finished, ``calls`` are hosted and are not."""
-    index = event.output_index
-    if event.type == "response.output_item.done":
-        items[index] = event.item
-        calls.pop(index, None)
-    elif event.type == "response.output_item.added":
-        item = _item.decode(event.item)
-        if item["type"] in _HOSTED:
-            calls[index] = item
-    elif index in calls:
-        if event.type == "response.mcp_call_arguments.delta":
-            calls[index]["arguments"] += event.delta
-        else:
-            calls[index]["code"] = event.code
-
-
-async def find_state(store: Store, seal: Seal, tenant: str, response: Response) -> ResponseState | None:
-    """The state of the response of an open run. None: what it began with is not in the store, what it
-    continues has been deleted, or its output was sealed with a key that this node does not have."""
-    beginning = await store.runs.beginning(tenant, response.id)
-    if beginning is None:
-        return None
-    parent: ResponseState | None = None
-    if beginning.parent_id is not None:
-        parent = await store.responses.load(tenant, beginning.parent_id)
-        if parent is None:
-            return None
-    items = tuple(read_item(bytes(raw), f"output[{index}]") for index, raw in enumerate(response.output))
-    try:
-        output = input_items.opened(items, seal, tenant, "output")
-    except InvalidEncryptedContent:
-        return None
-    carry = input_items.join(input_items.carried(parent), beginning.input, complete=False)
-    carry = hosted_items_in_context.denied(carry)
-    if beginning.is_upstream:
-        # Lists and approvals of another server mean nothing here.
-        carry = structs.replace(input_items.after_output(carry, output), lists={}, approvals={})
-    else:
-        output = hosted_items_in_context.opened(output)
-        carry = input_items.after_output(carry, output)
-    return ResponseState(
-        response=response,
-        parent=parent,
-        head=beginning.head,
-        input=beginning.input,
-        output=output,
-        carry=carry,
-        fork=True,
-    )
-
-
-async def save(store: Store, seal: Seal, lease: Lease, response: Response) -> None:
-    """Store a response that has been cancelled or has failed, before its run ends. Raises ``LeaseLost``."""
-    is_refused = response.error is not None and response.error.code == InvalidPrompt.code
-    if response.status not in ("cancelled", "failed") or is_refused:
-        return
-    if await store.responses.retrieve(lease.tenant, response.id) is not None:
-        return  # it has failed in a later step, and its turn has saved it
-    state = await find_state(store, seal, lease.tenant, response)
-    if state is not None:
-        await store.responses.save(lease.tenant, state, lease=lease)
 
 
 class ExpiredLeases:

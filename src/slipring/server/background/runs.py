@@ -14,13 +14,13 @@ from collections import Counter
 from collections.abc import Awaitable
 
 from slipring.base.errors import OVERLOAD_RETRY_S, ApiError, RateLimited
-from slipring.core.ports import NO_BETAS, Betas
+from slipring.core.betas import NO_BETAS, Betas
 from slipring.core.turn.turn import Turn
 from slipring.protocol.events import TERMINAL, Error, Event, ResponseEvent
 from slipring.protocol.responses import Response
 from slipring.protocol.wire import encode
 from slipring.server.access.auth import Caller
-from slipring.server.background import orphaned_runs
+from slipring.server.background import orphaned_runs, unfinished_responses
 from slipring.server.clock import now, shared_now
 from slipring.server.driver import Driver, Exchange, Sink
 from slipring.server.observation.ended_turns import Origin
@@ -259,7 +259,7 @@ class LiveRun(Sink):
         response, beginning = self._response, self._take_beginning()
         try:
             if response.status == "failed":
-                await orphaned_runs.save(self._store, self._service.seal, lease, response)
+                await unfinished_responses.save(self._store, self._service.seal, lease, response)
             await self._store.runs.append(
                 lease, batch, response, lease_until=self._lease_until(), beginning=beginning
             )

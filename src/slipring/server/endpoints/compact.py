@@ -9,7 +9,7 @@ from aiohttp import web
 from msgspec import Raw
 
 from slipring.core.chain import item_ids
-from slipring.core.chain.input_items import Seal
+from slipring.core.chain.sealed_items import Seal
 from slipring.core.turn.compaction import is_users
 from slipring.protocol import wire
 from slipring.protocol.endpoints.compact import Window, read_compact

@@ -5,7 +5,7 @@ from msgspec import Raw, json
 
 from slipring.base.errors import InvalidRequest, NotFound, conversation_not_found, quoted
 from slipring.core.attachment_rules import AttachmentRules
-from slipring.core.chain import input_items, item_ids
+from slipring.core.chain import item_ids, sealed_items
 from slipring.core.generation import ALL_ROLES, Capabilities
 from slipring.core.limits import Limits
 from slipring.core.session.preparation import new_definitions
@@ -181,7 +181,7 @@ async def _read_items(
         items[item_id] = with_id(item, item_id)
     _check_pictures(sent, service.config.limits)
     await service.compiler.check(tenant, definitions.grammars)
-    return input_items.opened(tuple(items.values()), service.seal, tenant, "items"), chosen
+    return sealed_items.opened(tuple(items.values()), service.seal, tenant, "items"), chosen
 
 
 def _check_pictures(items: list[Item], limits: Limits) -> None:

@@ -6,7 +6,7 @@ from functools import partial
 
 from aiohttp import web
 
-from slipring.core.chain.input_items import BrokenSeal
+from slipring.core.chain.sealed_items import BrokenSeal
 from slipring.core.generation import Model
 from slipring.protocol.messages import requests
 from slipring.protocol.messages.models import ModelInfo, page_of

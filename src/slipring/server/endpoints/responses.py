@@ -9,7 +9,7 @@ from msgspec import Raw, json, structs
 
 from slipring.base.errors import InvalidRequest, response_not_found
 from slipring.core.chain import item_ids
-from slipring.core.chain.input_items import Seal
+from slipring.core.chain.sealed_items import Seal
 from slipring.core.chain.state import ResponseState
 from slipring.core.turn.request_validation import ENCRYPTED_REASONING, read_include
 from slipring.protocol import wire
@@ -18,7 +18,7 @@ from slipring.protocol.endpoints.translation import RESPONSES
 from slipring.protocol.items import Item, Reasoning, read_item
 from slipring.protocol.responses import Response
 from slipring.server.access.auth import Caller
-from slipring.server.background import event_stream, orphaned_runs
+from slipring.server.background import event_stream, unfinished_responses
 from slipring.server.background.orphaned_runs import read_response
 from slipring.server.background.runs import Background, RunRefused
 from slipring.server.endpoints import paging
@@ -100,7 +100,9 @@ class Responses:
             state = await service.store.responses.load(caller.tenant, response_id)
             if state is None:
                 response = await _find(service, caller.tenant, response_id)
-                state = await orphaned_runs.find_state(service.store, service.seal, caller.tenant, response)
+                state = await unfinished_responses.find_state(
+                    service.store, service.seal, caller.tenant, response
+                )
             if state is None:
                 raise InvalidRequest(
                     "The input of this response is not stored: it was refused, or is being checked, or the"

@@ -14,14 +14,8 @@ from msgspec import Raw, Struct, UnsetType
 
 from slipring.base.errors import ExternalConnectorError, InvalidRequest
 from slipring.core.attachment_rules import AttachmentRules
-from slipring.core.hosted.tools import (
-    CallOutcome,
-    CallProgress,
-    FetchedList,
-    HostedCall,
-    ResolvedBuiltin,
-    ResolvedServer,
-)
+from slipring.core.hosted.tool_lists import FetchedList
+from slipring.core.hosted.tools import CallOutcome, CallProgress, HostedCall, ResolvedBuiltin, ResolvedServer
 from slipring.core.limits import Limits
 from slipring.mcp import HttpServer, McpFailure, Outcome, ProgressUpdate, Redaction, Tool
 from slipring.protocol.definitions import MOST_TOOLS

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from multidict import CIMultiDictProxy
 
-from slipring.core.ports import Betas
+from slipring.core.betas import Betas
 
 _OF_RETENTION = {"slipring_zero_retention=v1": "keeps_nothing"}
 _OF_EXCHANGES = {

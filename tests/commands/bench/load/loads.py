@@ -3,9 +3,9 @@
 from typing import Any
 
 from slipring.commands.bench.load.options import LoadOptions
-from slipring.commands.bench.load.results import Level, LoadRecord
+from slipring.commands.bench.load.results import LoadRecord
 from slipring.commands.bench.load.run import Load
-from slipring.commands.bench.load.service_level import ServiceLevel
+from slipring.commands.bench.load.service_level import Level, ServiceLevel
 from slipring.commands.bench.subject.endpoint import Target
 
 EASY = ServiceLevel(first_token_ms=60_000, errors=0.0)

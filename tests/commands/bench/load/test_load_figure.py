@@ -7,8 +7,9 @@ import pytest
 
 from slipring.commands.bench.load import figure
 from slipring.commands.bench.load.options import LoadOptions
-from slipring.commands.bench.load.results import Level, LoadRecord, Percentiles
+from slipring.commands.bench.load.results import LoadRecord
 from slipring.commands.bench.load.run import Load
+from slipring.commands.bench.load.service_level import Level, Percentiles
 from slipring.commands.bench.subject.endpoint import Target
 from slipring.commands.cli import main
 from tests.commands.bench.load.loads import Silent

@@ -1,7 +1,7 @@
 """Percentiles and service levels."""
 
-from slipring.commands.bench.load.results import Level, Percentiles, percentiles
-from slipring.commands.bench.load.service_level import ServiceLevel
+from slipring.commands.bench.load.results import percentiles
+from slipring.commands.bench.load.service_level import Level, Percentiles, ServiceLevel
 
 
 def test_percentiles_by_nearest_rank() -> None:

@@ -12,10 +12,11 @@ from slipring.base.errors import (
     InvalidRequest,
     Unavailable,
 )
+from slipring.core.betas import Betas
 from slipring.core.chain.hosted_items_in_context import UNKNOWN_OUTCOME
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Text, Thought
-from slipring.core.hosted.tools import CallOutcome, CallProgress, FetchedList
-from slipring.core.ports import Betas
+from slipring.core.hosted.tool_lists import FetchedList
+from slipring.core.hosted.tools import CallOutcome, CallProgress
 from slipring.core.session.actions import Resolved
 from slipring.core.turn.output.running_hosted_calls import LIMIT_REACHED, LOST, MOST_REJECTED, NOT_OFFERED
 from slipring.protocol.hosted.hosted_items import HttpError, ProtocolError

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from slipring.base.errors import ContextLengthExceeded, ServerError
-from slipring.core.hosted.tools import FetchedList
-from slipring.core.ports import Betas
+from slipring.core.betas import Betas
+from slipring.core.hosted.tool_lists import FetchedList
 from tests.core.connection import (
     Connection,
     Json,

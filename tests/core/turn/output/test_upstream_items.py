@@ -7,6 +7,7 @@ import pytest
 from msgspec import UNSET, structs
 
 from slipring.base.errors import ModelNotFound
+from slipring.core.betas import Betas
 from slipring.core.generation import (
     CallArguments,
     CallStarted,
@@ -17,7 +18,6 @@ from slipring.core.generation import (
     UpstreamItemEvent,
     UpstreamItemStarted,
 )
-from slipring.core.ports import Betas
 from slipring.core.turn.output.output_events import Output
 from slipring.protocol import events, wire
 from slipring.protocol.items import Item, read_item

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from slipring.base.errors import AuthenticationFailed, ContextLengthExceeded, Unavailable
+from slipring.core.betas import Betas
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Text, Thought
-from slipring.core.ports import Betas
 from slipring.core.session.actions import Record, Save
 from slipring.core.turn.steps import rollout
 from tests.core.connection import (

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from slipring.base.errors import InvalidRequest, ModelNotFound, ServerError, Unavailable
+from slipring.core.betas import Betas
 from slipring.core.generation import (
     CallArguments,
     CallStarted,
@@ -15,7 +16,6 @@ from slipring.core.generation import (
     Thought,
     ThoughtSummary,
 )
-from slipring.core.ports import Betas
 from slipring.core.session.lanes import MOST_ENDED
 from tests.core.connection import (
     Connection,

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from slipring.commands.bench.load.results import Level, LoadRecord, Percentiles
+from slipring.commands.bench.load.results import LoadRecord
+from slipring.commands.bench.load.service_level import Level, Percentiles
 from slipring.commands.bench.report import figure
 from slipring.commands.bench.report.conditions import decoding, is_without_model, processor
 from slipring.commands.bench.report.figure import Plot, Series, Style, Value

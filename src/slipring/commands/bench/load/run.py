@@ -16,7 +16,8 @@ from slipring.commands.bench.client.transports import Access
 from slipring.commands.bench.load.clients import Flood, Job, Tally
 from slipring.commands.bench.load.generator import Generator, LocalGenerator, ProcessGenerator
 from slipring.commands.bench.load.options import LoadOptions
-from slipring.commands.bench.load.results import FloodResult, Level, LoadRecord, percentiles
+from slipring.commands.bench.load.results import FloodResult, LoadRecord, percentiles
+from slipring.commands.bench.load.service_level import Level
 from slipring.commands.bench.measure.loop import unique_instructions
 from slipring.commands.bench.measure.modes import Mode, modes_of
 from slipring.commands.bench.measure.probes import base_fields, first_model, nothing_to_measure, probe

@@ -6,7 +6,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from slipring.base.progress_line import ProgressLine, bar
-from slipring.commands.bench.load.results import Level, LoadRecord, Percentiles
+from slipring.commands.bench.load.results import LoadRecord
+from slipring.commands.bench.load.service_level import Level, Percentiles
 from slipring.commands.bench.report.conditions import busy_warning, by_api, simulation
 from slipring.commands.bench.report.terminal import wide_console
 

@@ -2,7 +2,6 @@
 writes them and while they run.
 """
 
-import re
 from abc import ABC, abstractmethod
 from typing import Literal, Protocol
 
@@ -19,6 +18,7 @@ from slipring.core.hosted.tools import (
     HostedTool,
 )
 from slipring.core.turn.output.client_call_events import CallOutput
+from slipring.core.turn.output.search_results import passages_in, urls_in
 from slipring.protocol import events
 from slipring.protocol.hosted.builtin_tools import FUNCTIONS
 from slipring.protocol.hosted.hosted_items import CallError, CallStatus, McpCall, ProtocolError, error_text
@@ -28,7 +28,6 @@ from slipring.protocol.responses import (
     CodeInterpreterCallItem,
     CodeLogs,
     FileSearchCallItem,
-    FoundPassage,
     ItemStatus,
     McpApprovalRequestItem,
     McpCallItem,
@@ -45,10 +44,6 @@ SOURCES, RESULTS, OUTPUTS = (
     "code_interpreter_call.outputs",
 )
 """What a request must ``include`` to see the results of built-in tools."""
-_MOST_SOURCES = 100
-_URL = re.compile(r"https?://[^\s<>\"'`\\^{|}\[\]]+")
-_URL_END = ".,;:!?)*_"
-"""Characters that belong to the text after a URL rather than to its end."""
 
 
 class EventOutput(CallOutput, Protocol):
@@ -333,36 +328,6 @@ def builtin_form(builtin: Builtin, include: frozenset[str]) -> BuiltinForm:
     return CodeForm(builtin, shows_result=OUTPUTS in include)
 
 
-def urls_in(text: str) -> list[str]:
-    """The URLs in a text, each once, in their order."""
-    found = dict.fromkeys(url.rstrip(_URL_END) for url in _URL.findall(text))
-    return list(found)[:_MOST_SOURCES]
-
-
-def passages_in(text: str) -> list[FoundPassage]:
-    """The passages in a result: those of a JSON list of objects with a text, or the whole as one."""
-    try:
-        return [each.shown for each in _passages.decode(text)]
-    except (ValueError, RecursionError):
-        return [FoundPassage(text)]
-
-
-class _Passage(Struct):
-    """A passage as a tool writes it. All but its text may be missing or null."""
-
-    text: str
-    file_id: str | None = None
-    filename: str | None = None
-    score: float | None = None
-    attributes: dict[str, str | float | bool] | None = None
-
-    @property
-    def shown(self) -> FoundPassage:
-        return FoundPassage(
-            self.text, self.file_id or "", self.filename or "", self.score or 0.0, self.attributes or {}
-        )
-
-
 def _ended(status: ItemStatus, outcome: CallOutcome | None) -> ItemStatus | Literal["failed"]:
     if outcome is None:
         return status
@@ -371,7 +336,6 @@ def _ended(status: ItemStatus, outcome: CallOutcome | None) -> ItemStatus | Lite
 
 _object = msgspec.json.Decoder(dict[str, Raw])
 _text = msgspec.json.Decoder(str)
-_passages = msgspec.json.Decoder(list[_Passage])
 
 
 class HostedOutput(EventOutput, Protocol):

@@ -11,10 +11,10 @@ from msgspec import UNSET, Raw, structs
 
 from slipring.base.errors import ApiError, InvalidRequest, quoted
 from slipring.core.attachment_rules import AttachmentRules
+from slipring.core.betas import Betas
 from slipring.core.chain import input_items
 from slipring.core.chain.input_items import OpenCarry
 from slipring.core.chain.state import OpenCall, ResponseState
-from slipring.core.ports import Betas
 from slipring.core.turn.output.output_events import Output
 from slipring.core.turn.steps.steering import required_input
 from slipring.core.turn.steps.step_jobs import Steps

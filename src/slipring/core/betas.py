@@ -1,0 +1,26 @@
+"""API extensions that a client enables for its connection."""
+
+from msgspec import Struct
+
+
+class Betas(Struct, frozen=True):
+    """API extensions that a client enabled for its connection."""
+
+    timing: bool = False
+    """Send a ``slipring.timing`` event after each response."""
+    rollout: bool = False
+    """Accept ``rollout`` in ``response.create``, and ``response.append`` events."""
+    inject: bool = False
+    """Accept ``response.inject`` events."""
+    tool_output: bool = False
+    """Accept ``response.tool_output.delta`` and ``response.tool_output.done`` events."""
+    tool_progress: bool = False
+    """Send a ``slipring.mcp_call.progress`` event whenever the server of a hosted call reports progress."""
+    short_events: bool = False
+    """Omit ``instructions`` and ``tools`` from the response in ``response.created`` and
+    ``response.in_progress``."""
+    keeps_nothing: bool = False
+    """Keep no response in memory after its connection has closed."""
+
+
+NO_BETAS = Betas()

@@ -1,0 +1,52 @@
+"""Keys by which routers keep a chain on one replica, and salts that separate tenants in prefix caches."""
+
+import hmac
+import os
+import secrets
+from functools import lru_cache
+
+from slipring.core.generation import Job
+
+_SECRET = os.environ.get("SLIPRING_AFFINITY_SECRET", "").encode() or secrets.token_bytes(32)
+
+
+_KEYED = hmac.new(_SECRET, digestmod="sha256")
+"""To be copied: making one takes several times as long."""
+
+
+DYNAMO_SESSION = "x-dynamo-session-id"
+"""The header by which Dynamo knows branches of a chain. The others keep a chain together with its forks."""
+
+
+DYNAMO_FINAL = "x-dynamo-session-final"
+"""On a request of its own: its branch has ended."""
+
+
+def affinity_key(job: Job) -> str:
+    """A keyed hash, the same for all turns of a chain or of all chains with one `prompt_cache_key`."""
+    root = job.parent.root_id if job.parent is not None else job.response_id
+    return _keyed_hash(f"{job.tenant}\0{job.cache_key if job.cache_key is not None else root}")
+
+
+def branch_keys(job: Job) -> list[str]:
+    """Keyed hashes of the job's branch and, if that is a fork, of the branch that it forks from. The branch
+    that a chain begins with has the key of the chain."""
+
+    return [
+        affinity_key(job) if branch.parent is None else _keyed_hash(f"{job.tenant}\0{branch.id}")
+        for branch in (job.branch, job.branch.parent)
+        if branch is not None
+    ]
+
+
+def tenant_salt(tenant: str) -> str:
+    """A keyed hash that separates tenants in prefix caches that take a salt."""
+    return _keyed_hash(f"salt\0{tenant}")
+
+
+@lru_cache(maxsize=4096)
+def _keyed_hash(text: str) -> str:
+    # Cached: all turns of a chain ask for the same.
+    keyed = _KEYED.copy()
+    keyed.update(text.encode())
+    return keyed.hexdigest()[:32]
