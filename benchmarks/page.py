@@ -253,9 +253,9 @@ _WITHOUT_MACHINE = (
 
 
 def _where(record: dict[str, Any]) -> str:
-    """When and on which machine a record was made."""
-    where = record["machine"]
-    return f"{record['when'][:10]}, {where['cpu']}, {where['cores']} cores"
+    """When, with which version and on which machine a record was made."""
+    where, version = record["machine"], record["versions"]["slipring"]
+    return f"{record['when'][:10]}, slipring {version}, {where['cpu']}, {where['cores']} cores"
 
 
 def budget_table() -> str:
