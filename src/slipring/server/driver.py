@@ -60,7 +60,7 @@ from slipring.engines.constraints import custom_inputs, stop_sequences
 from slipring.protocol.events import Event
 from slipring.protocol.items import Item, with_id
 from slipring.protocol.pictures.item_pictures import image_count
-from slipring.server import document_reading, inspection_runner, padding
+from slipring.server import inspection_runner, padding
 from slipring.server.access.auth import Caller
 from slipring.server.clock import now, unix_time
 from slipring.server.cluster.state_lookup import States
@@ -68,6 +68,7 @@ from slipring.server.hosted_tools import registry
 from slipring.server.observation.ended_turns import EndedTurn, Origin, TurnContent
 from slipring.server.service import Service
 from slipring.stores.conversations import Appended
+from slipring.stores.pictures import LARGE_BYTES, is_unprepared, prepare
 from slipring.stores.runs import Lease, LeaseLost
 
 log = logging.getLogger("slipring")
@@ -375,9 +376,7 @@ class Driver:
         if isinstance(work, FetchImages):
             return await self.service.images.fetch(self.session.tenant, work.urls)
         if isinstance(work, ReadDocuments):
-            tenant, documents = self.session.tenant, self.service.documents
-            read = await documents.read(tenant, work.documents, draws=work.draws)
-            return await self.service.decoder.in_thread(tenant, document_reading.opened, work, read)
+            return await self.service.documents.read(self.session.tenant, work)
         if isinstance(work, ListTools):
             return await self._list_tools(work)
         if isinstance(work, ClaimApprovals):
@@ -558,13 +557,21 @@ class Driver:
         store, tenant = self.service.store, self.session.tenant
         # A failed response adds nothing to its conversation: its client sends the same input again.
         joined = turn.bound.joined if not turn.has_failed else None
-        appended = _appended(joined, state) if joined is not None else None
+        appended = await self._prepare_rows(joined, state)
         if turn.stores:
             # Shielded: the future is the run's, and must not be cancelled with this turn.
             lease = await asyncio.shield(self._lease) if self._lease is not None else None
             await store.responses.save(tenant, state, appended=appended, lease=lease)
         elif appended is not None:
             await store.conversations.append(tenant, state.id, appended)
+
+    async def _prepare_rows(self, joined: Joined | None, state: ResponseState) -> Appended | None:
+        """What a response adds to its conversation, if it has one. Large items are examined for their
+        pictures, in a thread, before the store packs them."""
+        items = (*state.input, *state.output)
+        if any(map(is_unprepared, items)) or (joined is not None and any(map(_is_large, items))):
+            return await self.service.decoder.in_thread(self.session.tenant, _prepared_rows, joined, state)
+        return _appended(joined, state) if joined is not None else None
 
 
 class Exchange:
@@ -606,6 +613,19 @@ def _appended(joined: Joined, state: ResponseState) -> Appended:
             spare_ids[len(added)] = own_id
         added.append(with_id(item, item.id or own_id))
     return Appended(joined.conversation_id, joined.version, (*added, *state.output), spare_ids)
+
+
+def _prepared_rows(joined: Joined | None, state: ResponseState) -> Appended | None:
+    prepare((*state.input, *state.output))
+    if joined is None:
+        return None
+    appended = _appended(joined, state)
+    prepare(appended.items)
+    return appended
+
+
+def _is_large(item: Item) -> bool:
+    return len(item.raw) > LARGE_BYTES
 
 
 def _since_compaction(items: tuple[Item, ...]) -> tuple[Item, ...]:

@@ -14,6 +14,7 @@ from slipring.core.byte_ledger import Ledger
 from slipring.core.chain.known_contexts import KnownItems
 from slipring.core.ports import Betas
 from slipring.core.session import client_events
+from slipring.core.session.request_charges import objection
 from slipring.engines.tokens.tokenizer_threads import FairThreadPool
 from slipring.protocol import requests
 from slipring.protocol.endpoints.resent_messages import Known
@@ -60,6 +61,13 @@ class RequestDecoder:
         with self._counted(tenant, len(body)):
             return await self.in_thread(tenant, lambda: read(requests.require_body(body)))
 
+    async def if_large(self, tenant: str, size_bytes: int, work: Callable[..., T], *arguments: object) -> T:
+        """Call ``work``, which processes so many bytes: in the thread if they are many, otherwise right
+        here."""
+        if size_bytes <= LARGE_BYTES:
+            return work(*arguments)
+        return await self.in_thread(tenant, work, *arguments)
+
     async def in_thread(self, tenant: str, work: Callable[..., T], *arguments: object) -> T:
         """Call ``work`` in the thread. Tenants take turns."""
         try:
@@ -68,6 +76,25 @@ class RequestDecoder:
             # Its frames have the whole request, and the future that they wait for has the error.
             forget_frames(error)
             raise
+
+    @contextmanager
+    def counting(self, tenant: str) -> Iterator[Callable[[int], None]]:
+        """Count what is added to a request while it is prepared. Yields what counts more bytes, and raises
+        ``RateLimited`` or ``Unavailable`` if they do not fit."""
+        counted = 0
+
+        def count(size_bytes: int) -> None:
+            nonlocal counted
+            if (error := objection(self._requests, tenant, size_bytes)) is not None:
+                raise error
+            self._requests.add(tenant, size_bytes)
+            counted += size_bytes
+
+        try:
+            yield count
+        finally:
+            if counted:
+                self._requests.remove(tenant, counted)
 
     @contextmanager
     def _counted(self, tenant: str, size_bytes: int) -> Iterator[None]:

@@ -136,7 +136,7 @@ class Service:
         self.tool_runner = ToolRunner(Registry(config, os.environ), limits)
         self.images = ImageFetcher(config.image_host, limits.max_frame_bytes)
         """Fetches images that requests name by URL."""
-        self.documents = DocumentReader(limits)
+        self.documents = DocumentReader(limits, self.decoder)
         """Reads PDF files for models that take no files."""
         self.seal: Seal = KeyedSeal([new_key()])
         """Uses a temporary key until the server has started."""
@@ -237,6 +237,7 @@ class Service:
         """Forget what a tenant has sent lately, because some of it was deleted: no index says what."""
         self.heads.forget(tenant)
         self.items.forget(tenant)
+        self.documents.forget(tenant)
 
     async def require_room(self, caller: Caller) -> None:
         """Raise if a caller's key was revoked or a quota is used up."""

@@ -16,7 +16,7 @@ from slipring.protocol.items import Item
 from slipring.protocol.responses import Response, Status
 from slipring.stores import response_codec
 from slipring.stores.databases.database import Database, RequiredRowMissing, Statement
-from slipring.stores.pictures import Detached, Pictures, unpack, used_by_run
+from slipring.stores.pictures import Detached, Pictures, used_by_run
 from slipring.stores.pruning import Expiry
 
 
@@ -284,7 +284,7 @@ class Runs:
             return None
         parent_id, is_upstream, instructions, tools, packed = rows[0]
         head = response_codec.read_head(instructions, tools)
-        items = unpack(packed, await self._pictures.read(tenant, [packed]))
+        (items,) = await self._pictures.unpacked(tenant, [packed])
         return Beginning(parent_id, head, items, bool(is_upstream))
 
     async def events(self, tenant: str, response_id: str, *, after: int, limit: int) -> list[RunEvent]:

@@ -29,7 +29,15 @@ from slipring.protocol.items import (
     in_context,
     plain_text,
 )
-from slipring.protocol.pictures.item_pictures import BadPicture, described, file_count, image_count, pictures
+from slipring.protocol.pictures.item_pictures import (
+    BadPicture,
+    described,
+    file_count,
+    image_count,
+    may_be_models,
+    pictures,
+    role_of,
+)
 
 _CARRIED_KINDS: dict[str, Kind] = {
     "agent_message": "message",
@@ -184,8 +192,7 @@ def _subject(
 def is_models(item: Item) -> bool:
     """Whether the item says that a model has written it."""
     if item.type == "message":
-        body = item.body() if b'"assistant"' in item.raw else None
-        return isinstance(body, Message) and body.role == "assistant"
+        return may_be_models(item) and role_of(item) == "assistant"
     return item.type == "reasoning" or item.type.endswith("_call")
 
 

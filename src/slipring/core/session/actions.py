@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from slipring.core.chain.fetched_images import Fetched
-from slipring.core.chain.read_documents import Document
 from slipring.core.chain.state import ResponseState
 from slipring.core.chain.state_cache import ConnectionCache
 from slipring.core.checks.gate import Inspection
@@ -89,13 +88,11 @@ class FetchImages(Work[Fetched], frozen=True, eq=False):
 
 
 class ReadDocuments(Work[tuple[Item, ...]], frozen=True, eq=False):
-    """Read documents of a request. Returns its items with their pages (``read_documents.opened``), which
-    takes too long for the event loop. Fails if one could not be read."""
+    """Read documents of a request. Returns its items with their pages (``read_documents.opened``). Fails if
+    one could not be read."""
 
     place = "reading"
     items: tuple[Item, ...]
-    documents: tuple[Document, ...]
-    """Those of the items."""
     draws: bool
     """Whether the model sees pictures of the pages."""
     roles: tuple[str, ...]
