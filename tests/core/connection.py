@@ -18,7 +18,7 @@ from msgspec import Raw, structs
 
 from slipring.base.errors import ApiError, InvalidRequest, ModelNotFound, ServerError
 from slipring.core.byte_ledger import Ledger
-from slipring.core.chain import read_documents
+from slipring.core.chain import fetched_images, read_documents
 from slipring.core.chain.fetched_images import Fetched
 from slipring.core.chain.head import Head, KnownHeads
 from slipring.core.chain.hosted_items import call_item
@@ -496,7 +496,13 @@ class Connection:
 
     def fetch(self, fetched: Fetched, lane: str | None = None) -> list[Json]:
         """The images that a request names by URL were fetched, or could not be."""
-        return self.done(self.fetches.pop(self._at(self.fetches, lane)), fetched)
+        turn = self._at(self.fetches, lane)
+        work = self.fetches[turn]
+        try:
+            items = fetched_images.opened(work.items, fetched)
+        except InvalidRequest as error:
+            return self.fail(lane, error)
+        return self.done(self.fetches.pop(turn), items)
 
     def read_pages(self, read: ReadPages, lane: str | None = None) -> list[Json]:
         """The documents of a request were read."""

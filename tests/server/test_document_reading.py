@@ -184,11 +184,10 @@ async def test_a_history_has_the_pages_of_all_its_documents_within_a_bound_of_it
     async with serve(engine, limits=limits) as server:
         turns = [asked(file(pdf(*texts))) for texts in ("ab", "cd", "ef")]
         history: list[Json] = []
-        for turn in turns[:2]:  # together they are larger than what one item may expand to
-            history.append(turn)
-            assert len((await shown(engine, over_http(server, input=history, store=False)))[1]) == 2 * len(
-                history
-            )
+        for number, turn in enumerate(turns[:2], 1):
+            history.append(turn)  # both together expand to more than one item may
+            _, pages = await shown(engine, over_http(server, input=history, store=False))
+            assert len(pages) == 2 * number
             history.append({"role": "assistant", "content": "ok"})
         status, body = await Api(server).call("POST", "/responses", json={"input": [*history, turns[2]]})
         assert (status, body["error"]["param"]) == (400, "input[4].content[1].file_data")

@@ -547,6 +547,13 @@ def renamed(item: Item, item_id: str) -> Item:
     return found
 
 
+def opened_with(item: Item, opened: "tuple[Item, ...] | None") -> Item:
+    """The item with these in its place, with the same JSON, and with all that was computed of that."""
+    found = structs.replace(item, opened=opened)
+    found.__dict__.update(item.__dict__)
+    return found
+
+
 @computed_once
 def raw_digest(item: Item) -> bytes:
     """The digest of the JSON."""

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from importlib.util import find_spec
 
-from msgspec import structs
-
 from slipring.base.errors import InvalidRequest, TooExpensive
 from slipring.core.chain import read_documents
 from slipring.core.chain.fetched_images import fetched_form
@@ -20,7 +18,7 @@ from slipring.core.limits import Limits
 from slipring.core.session.actions import ReadDocuments
 from slipring.core.tenant_entries import TenantEntries
 from slipring.protocol.item_digests import content_digest
-from slipring.protocol.items import Item, in_context, raw_digest
+from slipring.protocol.items import Item, in_context, opened_with, raw_digest
 from slipring.protocol.pictures.item_pictures import examine
 from slipring.protocol.pictures.pdf_documents import Document
 from slipring.sandbox.pipe_messages import Words
@@ -134,7 +132,8 @@ class DocumentReader:
         item = work.items[index]
         key = await self._decoder.in_thread(tenant, _key, item, work)
         if (known := self._opened.find(tenant, key)) is not None:
-            return structs.replace(item, opened=known.opened)
+            assert known.opened is not None
+            return opened_with(item, known.opened)
         read: dict[Document, Sequence[Page]] = {}
         left = self._limits.max_frame_bytes
         for document in documents:
@@ -152,7 +151,7 @@ class DocumentReader:
             except InvalidRequest as error:
                 raise read_documents.refused(item, index, document, error) from None
             read[document] = pages
-        shown = await self._decoder.in_thread(tenant, _opened, item, read, work.roles)
+        shown = await self._decoder.in_thread(tenant, self._with_pages, item, read, work.roles)
         self._opened.keep(tenant, key, shown)
         return shown
 
@@ -165,6 +164,15 @@ class DocumentReader:
         call = await self._decoder.in_thread(tenant, _call, item, document, most_pages, side)
         pages = await self.sandbox.run_encoded(tenant, call)
         return [Page(*page) for page in pages]
+
+    def _with_pages(self, item: Item, read: ReadPages, roles: Sequence[str]) -> Item:
+        """The item with these pages; what is computed of them is kept with them. In the thread."""
+        found = read_documents.opened(item, read, roles)
+        for shown in in_context((found,)):
+            examine(shown)
+            content_digest(shown)
+            self._decoder.prepare((shown,))
+        return found
 
 
 # What is done in the thread.
@@ -179,15 +187,6 @@ def _key(item: Item, work: ReadDocuments) -> bytes:
 
 def _call(item: Item, document: Document, most_pages: int, side: int) -> EncodedCall:
     return encoded_call("read_pdf", read_documents.data_of(item, document), most_pages, side)
-
-
-def _opened(item: Item, read: ReadPages, roles: Sequence[str]) -> Item:
-    """The item with these pages; what is computed of them is kept with them."""
-    found = read_documents.opened(item, read, roles)
-    for shown in in_context((found,)):
-        examine(shown)
-        content_digest(shown)
-    return found
 
 
 def _base64_size(size: int) -> int:

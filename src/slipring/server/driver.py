@@ -16,7 +16,8 @@ from typing import Any, TypeGuard
 from msgspec import structs
 
 from slipring.base.errors import ApiError, ServerError, Unavailable, conversation_not_found, forget_frames
-from slipring.core.chain import item_ids
+from slipring.core.chain import fetched_images, item_ids
+from slipring.core.chain.fetched_images import Fetched
 from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Emit, Job
 from slipring.core.hosted.tools import CallProgress
@@ -68,7 +69,7 @@ from slipring.server.hosted_tools import registry
 from slipring.server.observation.ended_turns import EndedTurn, Origin, TurnContent
 from slipring.server.service import Service
 from slipring.stores.conversations import Appended
-from slipring.stores.pictures import LARGE_BYTES, is_unprepared, prepare
+from slipring.stores.pictures import prepare
 from slipring.stores.runs import Lease, LeaseLost
 
 log = logging.getLogger("slipring")
@@ -374,7 +375,12 @@ class Driver:
         if isinstance(work, ResolveTools):
             return self._resolve(work)
         if isinstance(work, FetchImages):
-            return await self.service.images.fetch(self.session.tenant, work.urls)
+            fetched = await self.service.images.fetch(self.session.tenant, work.urls)
+            decoder, size = (
+                self.service.decoder,
+                sum(len(each) for each in fetched.values() if isinstance(each, str)),
+            )
+            return await decoder.if_large(self.session.tenant, size, _with_images, work.items, fetched)
         if isinstance(work, ReadDocuments):
             return await self.service.documents.read(self.session.tenant, work)
         if isinstance(work, ListTools):
@@ -557,7 +563,7 @@ class Driver:
         store, tenant = self.service.store, self.session.tenant
         # A failed response adds nothing to its conversation: its client sends the same input again.
         joined = turn.bound.joined if not turn.has_failed else None
-        appended = await self._prepare_rows(joined, state)
+        appended = await self._added(joined, state)
         if turn.stores:
             # Shielded: the future is the run's, and must not be cancelled with this turn.
             lease = await asyncio.shield(self._lease) if self._lease is not None else None
@@ -565,13 +571,12 @@ class Driver:
         elif appended is not None:
             await store.conversations.append(tenant, state.id, appended)
 
-    async def _prepare_rows(self, joined: Joined | None, state: ResponseState) -> Appended | None:
-        """What a response adds to its conversation, if it has one. Large items are examined for their
-        pictures, in a thread, before the store packs them."""
-        items = (*state.input, *state.output)
-        if any(map(is_unprepared, items)) or (joined is not None and any(map(_is_large, items))):
-            return await self.service.decoder.in_thread(self.session.tenant, _prepared_rows, joined, state)
-        return _appended(joined, state) if joined is not None else None
+    async def _added(self, joined: Joined | None, state: ResponseState) -> Appended | None:
+        """What a response adds to its conversation, if it has one."""
+        if joined is None:
+            return None
+        size = sum(len(item.raw) for item in (*state.input, *state.output))
+        return await self.service.decoder.if_large(self.session.tenant, size, _appended, joined, state)
 
 
 class Exchange:
@@ -615,17 +620,10 @@ def _appended(joined: Joined, state: ResponseState) -> Appended:
     return Appended(joined.conversation_id, joined.version, (*added, *state.output), spare_ids)
 
 
-def _prepared_rows(joined: Joined | None, state: ResponseState) -> Appended | None:
-    prepare((*state.input, *state.output))
-    if joined is None:
-        return None
-    appended = _appended(joined, state)
-    prepare(appended.items)
-    return appended
-
-
-def _is_large(item: Item) -> bool:
-    return len(item.raw) > LARGE_BYTES
+def _with_images(items: Sequence[Item], fetched: Fetched) -> tuple[Item, ...]:
+    opened = fetched_images.opened(items, fetched)
+    prepare(item for item, sent in zip(opened, items, strict=True) if item is not sent)
+    return opened
 
 
 def _since_compaction(items: tuple[Item, ...]) -> tuple[Item, ...]:

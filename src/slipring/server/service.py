@@ -116,7 +116,9 @@ class Service:
         """Bytes of requests that are being received, wait or are served."""
         room = room_for_connections(raise_limit(), limits.max_connections)
         self.connections = Connections(limits, room, self.requests, now)
-        self.decoder = RequestDecoder(self.requests, self.items, digests=limits.recognised_s > 0)
+        self.decoder = RequestDecoder(
+            self.requests, self.items, digests=limits.recognised_s > 0, inspects=bool(config.checks)
+        )
         self.retrieval_slots = TenantSlots(limits.tenant_retrievals)
         """Stored objects that are read and encoded. Each may be as large as a request, and several copies of
         it exist meanwhile; once encoded, its bytes count as unread by the client."""

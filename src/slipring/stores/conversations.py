@@ -30,6 +30,7 @@ from slipring.stores.pictures import (
     Pictures,
     in_thread_if_large,
     prepare,
+    prepare_large,
     unpack_one,
     used_by_item,
 )
@@ -304,6 +305,7 @@ class Conversations:
 
     async def append(self, tenant: str, response_id: str, appended: Appended) -> None:
         """Add the items of a response that is not stored. Does nothing if the conversation was deleted."""
+        await prepare_large(appended.items)
         detached = Detached()
         statements = append_statements(tenant, response_id, appended, detached)
         try:

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import structs
 
 from slipring.core.tenant_entries import TenantEntries
-from slipring.protocol.item_digests import content_digest
+from slipring.protocol.item_digests import content_digest, item_outline
 from slipring.protocol.items import Item, raw_digest
 from slipring.protocol.pictures.data_spans import data_spans
 from slipring.protocol.pictures.item_pictures import examine
@@ -73,10 +73,9 @@ class Detached:
         return _pack(self._without(item))
 
     def _without(self, item: Item) -> Item:
-        opened = item.opened
+        opened, spans = item.opened, data_spans(item)
         if opened is not None and any(map(data_spans, opened)):
             item = structs.replace(item, opened=tuple(map(self._without, opened)))
-        spans = data_spans(item)
         if not spans:
             return item
         pieces, end = [], 0
@@ -126,11 +125,17 @@ def prepare(items: Iterable[Item]) -> None:
             if len(each.raw) > _SMALL_BYTES:
                 examine(each)
                 content_digest(each)
+                item_outline(each)
                 raw_digest(each)
 
 
-def is_unprepared(item: Item) -> bool:
-    """Whether it would take long to look for the pictures of an item, because it was not examined yet."""
+async def prepare_large(items: Iterable[Item]) -> None:
+    """Examine large items that were not examined yet, in a thread."""
+    if unprepared := [item for item in items if _is_unprepared(item)]:
+        await asyncio.to_thread(prepare, unprepared)
+
+
+def _is_unprepared(item: Item) -> bool:
     return any(
         len(each.raw) > LARGE_BYTES and not each.__dict__.keys() >= _PREPARED
         for each in (item, *(item.opened or ()))

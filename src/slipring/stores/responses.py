@@ -6,8 +6,8 @@ rows have ``expires_at`` 0, so that one index finds all rows that may be removed
 """
 
 import asyncio
-from collections.abc import Iterable
-from itertools import chain
+from collections.abc import Iterable, Sequence
+from itertools import chain, islice
 
 from slipring.base.errors import Unavailable
 from slipring.core.byte_ledger import ChainLedger
@@ -30,7 +30,7 @@ from slipring.stores.databases.database import (
     Statement,
     until_known,
 )
-from slipring.stores.pictures import Detached, Pictures, used_by_response
+from slipring.stores.pictures import Detached, Pictures, prepare_large, used_by_response
 from slipring.stores.pruning import Expiry
 from slipring.stores.response_codec import Record
 from slipring.stores.runs import Lease, LeaseLost, require_lease
@@ -283,11 +283,14 @@ class Responses:
         ``must_be_new``: raise ``RequiredRowMissing``, and write nothing, if it was saved before.
         """
         detached = Detached()
+        await prepare_large((*state.input, *state.output, *(appended.items if appended is not None else ())))
         own = self._insert(tenant, state, detached, must_be_new=must_be_new)
         after = append_statements(tenant, state.id, appended, detached) if appended is not None else []
         ancestors, attempts_left = 0, _MAX_ATTEMPTS
         while True:
-            lineage = self._insert_ancestors(tenant, state, ancestors, detached)
+            nodes = _nearest(state, ancestors)
+            await prepare_large(item for node in nodes for item in (*node.input, *node.output))
+            lineage = self._insert_ancestors(tenant, nodes, detached)
             pictures = self._pictures.inserts(tenant, detached)
             try:
                 await self._database.write(*before, *pictures, *lineage, *own, *after)
@@ -338,15 +341,10 @@ class Responses:
         return statements + used_by_response(tenant, state.id, detached)
 
     def _insert_ancestors(
-        self, tenant: str, state: ResponseState, count: int, detached: Detached
+        self, tenant: str, nodes: Sequence[ResponseState], detached: Detached
     ) -> list[Statement]:
-        """Return statements that insert the nearest ``count`` ancestors, oldest first, unless they exist.
-        ``detached`` gets their pictures."""
-        nodes: list[ResponseState] = []
-        node = state.parent
-        while node is not None and len(nodes) < count:
-            nodes.append(node)
-            node = node.parent
+        """Return statements that insert ancestors, newest first, unless they exist. ``detached`` gets their
+        pictures."""
         statements: list[Statement] = []
         head: Head | None = None
         for node in reversed(nodes):
@@ -390,6 +388,11 @@ class Responses:
             if state is not None:
                 return state, end
         return None, 0
+
+
+def _nearest(state: ResponseState, count: int) -> list[ResponseState]:
+    """The nearest ``count`` ancestors."""
+    return list(islice(state.chain(), 1, count + 1))
 
 
 def _head(tenant: str, head: Head) -> Statement:

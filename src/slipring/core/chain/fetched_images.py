@@ -11,7 +11,7 @@ from msgspec import Raw, structs
 
 from slipring.base.errors import InvalidRequest
 from slipring.protocol import wire
-from slipring.protocol.items import Item
+from slipring.protocol.items import Item, opened_with
 from slipring.protocol.pictures.item_pictures import image_param, images_of
 
 Fetched = Mapping[str, "str | InvalidRequest"]
@@ -52,7 +52,7 @@ def _opened(item: Item, index: int, fetched: Fetched) -> Item:
             raise InvalidRequest(f"Invalid '{param}': {result.message}", param=param, code=result.code)
         if result is not None:
             found[image.place] = result
-    return structs.replace(item, opened=(structs.replace(item, raw=_with(item, found)),)) if found else item
+    return opened_with(item, (structs.replace(item, raw=_with(item, found)),)) if found else item
 
 
 def _with(item: Item, found: Mapping[int, str]) -> bytes:

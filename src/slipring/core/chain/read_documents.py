@@ -12,7 +12,7 @@ from msgspec import Raw, Struct, structs
 from slipring.base.errors import InvalidRequest
 from slipring.core.chain.fetched_images import fetched_form
 from slipring.protocol import wire
-from slipring.protocol.items import InputFile, Item
+from slipring.protocol.items import InputFile, Item, opened_with
 from slipring.protocol.pictures.item_pictures import attached, part_param, parts_of
 from slipring.protocol.pictures.pdf_documents import Document, data_in
 
@@ -77,7 +77,7 @@ def opened(item: Item, read: ReadPages, roles: Sequence[str]) -> Item:
             pages = [Page(page.text) for page in pages]
         parts += _written(pages, part.filename or _NAME)
     raw = wire.encode({**fields, name: parts})
-    return structs.replace(item, opened=(structs.replace(shown, raw=raw, opened=None),))
+    return opened_with(item, (structs.replace(shown, raw=raw, opened=None),))
 
 
 def refused(item: Item, index: int, document: Document, error: InvalidRequest) -> InvalidRequest:

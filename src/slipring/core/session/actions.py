@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from slipring.core.chain.fetched_images import Fetched
 from slipring.core.chain.state import ResponseState
 from slipring.core.chain.state_cache import ConnectionCache
 from slipring.core.checks.gate import Inspection
@@ -80,10 +79,12 @@ class ResolveTools(Work[Resolved], frozen=True, eq=False):
     builtins: frozenset[BuiltinKind] = frozenset()
 
 
-class FetchImages(Work[Fetched], frozen=True, eq=False):
-    """Fetch images that a request names by URL. Returns why one could not be fetched, too."""
+class FetchImages(Work[tuple[Item, ...]], frozen=True, eq=False):
+    """Fetch images that a request names by URL. Returns its items with them (``fetched_images.opened``).
+    Fails if one could not be fetched."""
 
     place = "fetching"
+    items: tuple[Item, ...]
     urls: tuple[str, ...]
 
 

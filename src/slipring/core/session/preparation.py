@@ -14,7 +14,6 @@ from msgspec import UNSET, structs
 from slipring.base.errors import ApiError, InvalidPrompt, PreviousResponseNotFound
 from slipring.core.attachment_rules import AttachmentRules
 from slipring.core.chain import fetched_images, hosted_items, input_items, read_documents
-from slipring.core.chain.fetched_images import Fetched
 from slipring.core.chain.head import Head
 from slipring.core.chain.input_items import OpenCarry
 from slipring.core.chain.state import Carry, ResponseState
@@ -120,11 +119,6 @@ def remote_images(turn: Turn, shared: SessionState) -> tuple[str, ...]:
     if not shared.ports.fetches_images or not sees.images or sees.resolves_urls:
         return ()
     return fetched_images.remote_urls(turn.bound.input)
-
-
-def with_images(turn: Turn, shared: SessionState, fetched: Fetched) -> Bound:
-    """What a turn is bound to, with these images in its input. Raises ``ApiError``."""
-    return with_added(turn, shared, fetched_images.opened(turn.bound.input, fetched))
 
 
 def with_added(turn: Turn, shared: SessionState, items: tuple[Item, ...]) -> Bound:
