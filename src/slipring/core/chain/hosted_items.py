@@ -32,7 +32,7 @@ from slipring.protocol.hosted.hosted_items import (
     error_text,
 )
 from slipring.protocol.hosted.mcp_tools import model_name
-from slipring.protocol.items import Item
+from slipring.protocol.items import Item, opened_with
 from slipring.protocol.pictures.item_pictures import image_count
 
 Status = Literal["completed", "incomplete"]
