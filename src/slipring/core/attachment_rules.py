@@ -71,14 +71,29 @@ class AttachmentRules(Struct, frozen=True):
             if shown is not None and any(part.document is not None for part in attached(shown).parts):
                 self._refuse_in(shown, index, reads_documents=True)
 
-    def refuse_unseen(self, items: Sequence[Item]) -> None:
-        """Refuse images and files in new items that the model does not see, and images beyond the limits."""
+    def refuse_unread(self, items: Sequence[Item]) -> None:
+        """Refuse documents in items that a running response is to read: only those of requests are opened."""
+        if self.capabilities.files:
+            return
+        for index, item in enumerate(items):
+            for part in attached(item).parts:
+                if part.document is not None:
+                    param = part_param(item, index, part.place)
+                    raise UnsupportedParameter(
+                        f"Unsupported value: '{param}': documents are not read while a response runs. Send"
+                        " its text, or the document in a request that continues the response.",
+                        param=param,
+                    )
+
+    def refuse_unseen(self, items: Sequence[Item], *, reads_documents: bool = False) -> None:
+        """Refuse images and files in new items that the model does not see, and images beyond the limits.
+        ``reads_documents``: documents among them will be read before the model gets them."""
         for index, item in enumerate(items):
             # What an item was opened with has passed here before, or this server has made it; except for
             # images that were fetched.
             new = item if item.opened is None else fetched_form(item)
             if new is not None:
-                self._refuse_in(new, index)
+                self._refuse_in(new, index, reads_documents=reads_documents)
 
     def refuse_context(self, carry: Carry) -> None:
         """Refuse a context with this carry if it has what the model does not see, or too many images."""

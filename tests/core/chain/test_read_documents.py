@@ -5,10 +5,13 @@ import json
 import pytest
 from msgspec import structs
 
-from slipring.base.errors import InvalidRequest
+from slipring.base.errors import InvalidRequest, UnsupportedParameter
+from slipring.core.attachment_rules import AttachmentRules
 from slipring.core.chain.fetched_images import fetched_form
 from slipring.core.chain.read_documents import Page, ReadPages, data_of, documents_in, opened, refused
 from slipring.core.checks.policies import Check, Policy
+from slipring.core.generation import Capabilities, Text
+from slipring.core.limits import Limits
 from slipring.protocol import wire
 from slipring.protocol.items import InputFile, Item, in_context, read_item
 from slipring.protocol.pictures.item_pictures import pictures
@@ -128,6 +131,29 @@ def test_an_error_names_the_file():
 
 
 # In a turn.
+
+
+def test_a_document_in_a_steer_is_read_when_its_turn_begins():
+    connection = Connection(Server.reading_documents())
+    connection.create(model="seeing")
+    connection.generate(Text("One. "))
+    accepted = connection.steer("resp_1", [{"role": "user", "content": [TEXT, file()]}])
+    assert accepted["type"] == "response.steer.accepted"
+    connection.finish()
+    connection.read_pages(PAGES)
+    (read,) = connection.job().input
+    assert seen(Item(read.type, read.raw))[1].endswith("page 1 of 2]\nOne\n")
+
+
+def test_a_document_in_an_append_is_refused_in_words():
+    rules = AttachmentRules(Capabilities(images=True), Limits())
+    sent = {"type": "function_call_output", "call_id": "c", "output": [TEXT, file()]}
+    output = read_item(wire.encode(sent), "")
+    with pytest.raises(UnsupportedParameter) as refused:
+        rules.refuse_unread([item(TEXT), output])
+    assert refused.value.param == "input[1].output[1]"
+    assert "documents are not read while a response runs" in refused.value.message
+    AttachmentRules(Capabilities(files=True), Limits()).refuse_unread([output])
 
 
 def test_a_model_that_sees_is_shown_the_pages_and_others_read_the_text():
