@@ -352,7 +352,7 @@ def _subtitle(records: Sequence[Record]) -> str:
         most = max(at for key, at in found if key == _SESSIONS and (_CHAT, at) in found)
         factor = _wall_s(found[_CHAT, most]) / _wall_s(found[_SESSIONS, most])
         parts.append(f"{most} agents {_ratio(factor)}")
-    return f"With sessions {', large model: '.join(parts)} (there the engine's own work is everybody's)"
+    return f"With sessions {', large model: '.join(parts)}"
 
 
 def _last_tokens(record: Record) -> int:

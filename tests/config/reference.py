@@ -1,21 +1,21 @@
-"""Prints the table of all settings for docs/settings.md: ``python -m tests.config.reference``."""
+"""Prints the tables of all settings for docs/settings.md: ``python -m tests.config.reference``.
+
+Flag, variable and TOML key of a limit follow from its name, so that its row names none of them.
+"""
 
 from slipring.config.settings import SETTINGS, Setting
-
-
-def _size_text(number: int) -> str:
-    """Return ` (16 MiB)` if a number of bytes is a multiple of 1 MiB or 1 KiB, else an empty string."""
-    for unit, name in ((1024**2, "MiB"), (1024, "KiB")):
-        if number % unit == 0:
-            return f" ({number // unit} {name})"
-    return ""
 
 
 def _default_cell(setting: Setting) -> str:
     if setting.default in ((), ""):
         return "none"
-    size = _size_text(setting.default) if setting.name.endswith("_bytes") else ""
-    return f"`{setting.default_text}`{size}"
+    if setting.name.endswith("_bytes"):
+        return next(
+            f"{setting.default // unit} {name}"
+            for unit, name in ((1024**2, "MiB"), (1024, "KiB"), (1, "bytes"))
+            if setting.default % unit == 0
+        )
+    return f"`{setting.default_text}`"
 
 
 def _flag_cell(setting: Setting) -> str:
@@ -25,23 +25,34 @@ def _flag_cell(setting: Setting) -> str:
     return f"`{setting.flag} {setting.metavar}`{repeatable}"
 
 
-def _row(setting: Setting) -> str:
-    cells = (
-        f"`{setting.name}`",
-        _flag_cell(setting),
-        f"`{setting.variable}`",
-        f"`{'.'.join(setting.key)}`",
-        _default_cell(setting),
-        setting.help,
-    )
+def _row(*cells: str) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
+def _setting_row(setting: Setting) -> str:
+    names = f"`{setting.variable}`", f"`{'.'.join(setting.key)}`"
+    return _row(f"`{setting.name}`", _flag_cell(setting), *names, _default_cell(setting), setting.help)
+
+
+def _limit_row(setting: Setting) -> str:
+    return _row(f"`{setting.name}`", _default_cell(setting), setting.help)
+
+
 def reference() -> str:
-    """Return the Markdown table of all settings."""
-    head = "| Setting | Flag | Environment | TOML | Default | Meaning |"
-    rule = "| --- | --- | --- | --- | --- | --- |"
-    return "\n".join((head, rule, *map(_row, SETTINGS)))
+    """Return the Markdown tables of all settings: those that are no limits, then the limits."""
+    settings = [_setting_row(each) for each in SETTINGS if not each.is_limit]
+    limits = [_limit_row(each) for each in SETTINGS if each.is_limit]
+    return "\n".join(
+        (
+            "| Setting | Flag | Environment | TOML | Default | Meaning |",
+            "| --- | --- | --- | --- | --- | --- |",
+            *settings,
+            "",
+            "| Limit | Default | Meaning |",
+            "| --- | --- | --- |",
+            *limits,
+        )
+    )
 
 
 if __name__ == "__main__":

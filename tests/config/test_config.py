@@ -16,7 +16,7 @@ import pytest
 
 from slipring.commands.cli import build_parser
 from slipring.config import settings as config
-from slipring.config.settings import Config, ConfigError, add_flags, from_namespace
+from slipring.config.settings import SETTINGS, Config, ConfigError, add_flags, from_namespace
 from slipring.core.limits import Limits
 from tests.config.reference import reference
 
@@ -705,10 +705,23 @@ def test_the_table_has_one_row_for_each_setting() -> None:
         "| API key that clients may use, as [TENANT:]KEY |",
         "| `compression` | `--compression`, `--no-compression` | `SLIPRING_COMPRESSION` "
         "| `compression` | `false` | accept permessage-deflate when a client offers it |",
+        "| `max_lanes` | `32` | distinct stream_id values during the lifetime of one connection |",
     ],
 )
 def test_a_row_shows_every_name_of_its_setting(row: str) -> None:
     assert row in reference().splitlines()
+
+
+def test_the_names_of_a_limit_follow_from_its_own() -> None:
+    limits = [setting for setting in SETTINGS if setting.is_limit]
+    assert [setting.name for setting in limits] == LIMIT_NAMES
+    for setting in limits:
+        names = (setting.flag, setting.variable, setting.key)
+        assert names == (
+            f"--{setting.name.replace('_', '-')}",
+            f"SLIPRING_{setting.name.upper()}",
+            ("limits", setting.name),
+        )
 
 
 def test_the_page_shows_the_table_that_the_code_generates() -> None:
