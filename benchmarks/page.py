@@ -223,8 +223,8 @@ _RANGE = re.compile(r"(?<=\d)(%?) – (?=-?\d)")
 
 
 def put(text: str, name: str, table: str) -> str:
-    """Replace the text between the markers called ``name``; return the page. No range breaks in two in a narrow
-    column of the site."""
+    """Replace the text between the markers called ``name``; return the page. No range breaks in two in a
+    narrow column of the site."""
     table = _RANGE.sub(r"\1–", table)
     begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
     pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
