@@ -540,6 +540,22 @@ class JobExchange:
         return
 
 
+class PreparedExchange(JobExchange):
+    """Sends a request that takes long to write, because it has pictures: it is written in a thread."""
+
+    def __init__(
+        self, server: TokenServer, job: Job, write: Callable[[], Request], answer: TokenAnswer
+    ) -> None:
+        super().__init__(server, job, None, answer)
+        self._write = write
+
+    async def prepare(self) -> None:
+        self._request = await self._written(self._write)
+
+    async def _written(self, write: Callable[[], Request]) -> Request:
+        return await self._server.tokenizing.run(self._job.tenant, write, is_local=True)
+
+
 class Fault(Struct):
     """A failure that a server reports within a stream."""
 
