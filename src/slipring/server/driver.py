@@ -16,6 +16,8 @@ from typing import Any, TypeGuard
 from msgspec import structs
 
 from slipring.base.errors import ApiError, ServerError, Unavailable, conversation_not_found, forget_frames
+from slipring.core.chain import fetched_images
+from slipring.core.chain.fetched_images import Fetched
 from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Emit, Job
 from slipring.core.hosted.tools import CallProgress
@@ -60,7 +62,7 @@ from slipring.engines.constraints import custom_tool_inputs
 from slipring.protocol.events import Event
 from slipring.protocol.items import Item
 from slipring.protocol.pictures.item_pictures import image_count
-from slipring.server import document_reading, inspection_runner
+from slipring.server import inspection_runner
 from slipring.server.access.auth import Caller
 from slipring.server.clock import now, unix_time
 from slipring.server.hosted_tools import permitted_servers
@@ -68,7 +70,8 @@ from slipring.server.observation.ended_turns import EndedTurn, Origin, TurnConte
 from slipring.server.service import Service
 from slipring.server.state_lookup import States
 from slipring.server.transports import obfuscation
-from slipring.stores.conversations import appended_by, since_compaction
+from slipring.stores.conversations import Appended, appended_by, since_compaction
+from slipring.stores.pictures import prepare
 from slipring.stores.runs import Lease, LeaseLost
 
 log = logging.getLogger("slipring")
@@ -374,11 +377,14 @@ class Driver:
         if isinstance(work, ResolveTools):
             return self._resolve(work)
         if isinstance(work, FetchImages):
-            return await self.service.images.fetch(self.session.tenant, work.urls)
+            fetched = await self.service.images.fetch(self.session.tenant, work.urls)
+            decoder, size = (
+                self.service.decoder,
+                sum(len(each) for each in fetched.values() if isinstance(each, str)),
+            )
+            return await decoder.if_large(self.session.tenant, size, _with_images, work.items, fetched)
         if isinstance(work, ReadDocuments):
-            tenant, documents = self.session.tenant, self.service.documents
-            read = await documents.read(tenant, work.documents, draws=work.draws)
-            return await self.service.decoder.in_thread(tenant, document_reading.opened, work, read)
+            return await self.service.documents.read(self.session.tenant, work)
         if isinstance(work, ListTools):
             return await self._list_tools(work)
         if isinstance(work, ClaimApprovals):
@@ -559,13 +565,20 @@ class Driver:
         store, tenant = self.service.store, self.session.tenant
         # A failed response adds nothing to its conversation: its client sends the same input again.
         joined = turn.bound.joined if not turn.has_failed else None
-        appended = appended_by(joined, state) if joined is not None else None
+        appended = await self._added(joined, state)
         if turn.stores:
             # Shielded: the future is the run's, and must not be cancelled with this turn.
             lease = await asyncio.shield(self._lease) if self._lease is not None else None
             await store.responses.save(tenant, state, appended=appended, lease=lease)
         elif appended is not None:
             await store.conversations.append(tenant, state.id, appended)
+
+    async def _added(self, joined: Joined | None, state: ResponseState) -> Appended | None:
+        """What a response adds to its conversation, if it has one."""
+        if joined is None:
+            return None
+        size = sum(len(item.raw) for item in (*state.input, *state.output))
+        return await self.service.decoder.if_large(self.session.tenant, size, appended_by, joined, state)
 
 
 class Exchange:
@@ -593,6 +606,12 @@ def _compressed(states: Sequence[ResponseState]) -> list[bytes]:
 
 def _is_work(action: Action) -> TypeGuard[Work[Any]]:
     return type(action) in _WORK  # an ``isinstance`` that fails takes ten times as long
+
+
+def _with_images(items: Sequence[Item], fetched: Fetched) -> tuple[Item, ...]:
+    opened = fetched_images.opened(items, fetched)
+    prepare(item for item, sent in zip(opened, items, strict=True) if item is not sent)
+    return opened
 
 
 def _logged(error: ApiError) -> ApiError:

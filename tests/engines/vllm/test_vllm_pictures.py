@@ -88,7 +88,8 @@ async def test_a_picture_that_the_server_has_dropped_is_sent_again() -> None:
 def test_another_tenant_has_other_names_for_the_same_picture() -> None:
     asked = job((said("Look: ", 1, 2),))
     sent = renderer("qwen_vl").render(asked).prompt
-    one, two = ({part["uuid"] for part in content_parts(asked, sent, salt)[0]} for salt in ("a", "b"))
+    parts = (content_parts(asked, sent, salt, frozenset()) for salt in ("a", "b"))
+    one, two = ({part["uuid"] for part in each} for each in parts)
     assert len(one) == len(two) == 2
     assert one.isdisjoint(two)
 

@@ -4,13 +4,12 @@ belong to another tenant.
 
 from typing import Protocol
 
-from msgspec import structs
-
 from slipring.base.errors import InvalidEncryptedContent
 from slipring.protocol.items import (
     Compaction,
     Item,
     Reasoning,
+    opened_with,
 )
 
 _SEALED = frozenset({"compaction", "compaction_summary", "reasoning"})
@@ -64,4 +63,4 @@ def _open(item: Item, seal: Seal, tenant: str, where: str) -> Item:
         raise InvalidEncryptedContent(f"{where}.encrypted_content") from None
     if item.type == "reasoning" and [each.type for each in content] != ["reasoning"]:
         raise InvalidEncryptedContent(f"{where}.encrypted_content")
-    return structs.replace(item, opened=content)
+    return opened_with(item, content)

@@ -112,7 +112,8 @@ class TurnProgram:
         with preparation.in_clients_terms(turn.bound.inserted):
             await self._resolve_tools()
             if urls := preparation.remote_images(turn, shared):
-                turn.bound = preparation.with_images(turn, shared, await FetchImages(turn, urls))
+                fetched = await FetchImages(turn, turn.bound.input, urls)
+                turn.bound = preparation.with_added(turn, shared, fetched)
             if (read := preparation.unread_documents(turn, shared)) is not None:
                 turn.bound = preparation.with_added(turn, shared, await read)
             turn.prepared, turn.planned = preparation.prepare(turn, shared)

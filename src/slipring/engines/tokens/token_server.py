@@ -526,3 +526,19 @@ class JobExchange:
     def close(self) -> None:
         """Free what is not kept, however the answer has ended."""
         return
+
+
+class PreparedExchange(JobExchange):
+    """Sends a request that takes long to write, because it has pictures: it is written in a thread."""
+
+    def __init__(
+        self, server: TokenServer, job: Job, write: Callable[[], Request], answer: TokenAnswer
+    ) -> None:
+        super().__init__(server, job, None, answer)
+        self._write = write
+
+    async def prepare(self) -> None:
+        self._request = await self._written(self._write)
+
+    async def _written(self, write: Callable[[], Request]) -> Request:
+        return await self._server.tokenizing.run(self._job.tenant, write, is_local=True)
