@@ -39,7 +39,8 @@ from slipring.server.access.model_permissions import Permitted, Selection
 from slipring.server.access.quotas import Quotas
 from slipring.server.access.seal_keys import KeyedSeal, new_key
 from slipring.server.clock import clock, now, shared_now
-from slipring.server.connections.open_connections import Connections, raise_limit, room_for_connections
+from slipring.server.connections.file_descriptors import raise_limit, room_for_connections
+from slipring.server.connections.open_connections import Connections
 from slipring.server.document_reading import DocumentReader
 from slipring.server.hosted_tools.permitted_servers import Registry
 from slipring.server.hosted_tools.runner import ToolRunner

@@ -14,7 +14,8 @@ from functools import partial
 import pytest
 
 from slipring.core.limits import Limits
-from slipring.server.connections.open_connections import PROGRESS_BYTES, room_for_connections
+from slipring.server.connections.file_descriptors import room_for_connections
+from slipring.server.connections.slow_clients import PROGRESS_BYTES
 from slipring.server.transports import websocket
 from tests import wire
 from tests.harness import FAST, PuppetEngine, Running, serve
@@ -49,7 +50,7 @@ class Clock:
             narrow_all(server)
         self._connections = server.service.connections
         self._now = self._connections._clock()
-        self._connections._clock = lambda: self._now
+        self._connections._clock = self._connections.slow_clients._clock = lambda: self._now
 
     def pass_by(self, seconds: float) -> None:
         self._now += seconds

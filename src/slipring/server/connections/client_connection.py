@@ -26,7 +26,8 @@ from slipring.base.aiohttp_internals import (
 from slipring.base.errors import ApiError, InvalidJson, InvalidRequest, ServerError
 from slipring.protocol.wire import encode
 from slipring.server.connections.fair_reading import LARGE_READ_BYTES, FairReading
-from slipring.server.connections.open_connections import Connections, ConnectionState
+from slipring.server.connections.open_connections import Connections
+from slipring.server.connections.tracked_connection import ConnectionState
 from slipring.server.endpoints.replies import add_standard_headers, error_response
 
 _MAX_HEAD_BYTES = 128 * 1024
@@ -168,10 +169,10 @@ class HttpConnection(ServerProtocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         self.is_paused = True
-        self._connections.paused(self)
+        self._connections.slow_clients.paused(self)
 
     def resume_writing(self) -> None:
-        self._connections.resumed(self)
+        self._connections.slow_clients.resumed(self)
         self._end_pause()
         super().resume_writing()
 
@@ -202,7 +203,7 @@ class HttpConnection(ServerProtocol):
         if self._waiting_bytes is not None:
             # Messages that were deflated are counted as they are in memory.
             self.unfinished_bytes = max(self.unfinished_bytes, self._waiting_bytes())
-        self._connections.received(self)
+        self._connections.slow_clients.received(self)
 
     def _head_received(self, size_bytes: int) -> None:
         """Count the bytes of a request's head, and refuse one that is too large."""
@@ -234,20 +235,20 @@ class HttpConnection(ServerProtocol):
         """A ping or a pong was read: its bytes are not part of the message that is being received."""
         self.unfinished_bytes -= payload_bytes + _CONTROL_HEAD_BYTES
         if self.unfinished_bytes <= 0:
-            self._connections.completed(self)
+            self._connections.slow_clients.completed(self)
 
     def message_received(self) -> None:
         """A whole message was read."""
-        self._connections.completed(self)
+        self._connections.slow_clients.completed(self)
         if self._is_refused:
             return
         if self._waiting_bytes is not None and (waiting := self._waiting_bytes()):
             self.unfinished_bytes = waiting  # those behind it may have been inflated just now
-            self._connections.received(self)
+            self._connections.slow_clients.received(self)
 
     def queue_grew(self) -> None:
         """The outgoing queue has exceeded its limit."""
-        self._connections.measure(self)
+        self._connections.slow_clients.measure(self)
 
     def force_close(self) -> None:
         super().force_close()
@@ -257,7 +258,7 @@ class HttpConnection(ServerProtocol):
         """Have the registry check whether the client reads the rest: no later write will show it, and closing
         waits until everything has been sent."""
         if self.unsent_bytes:
-            self._connections.watch(self)
+            self._connections.slow_clients.watch(self)
 
     # Writing past aiohttp: what an outbox sends.
 

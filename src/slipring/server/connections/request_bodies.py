@@ -8,7 +8,7 @@ from slipring.base.aiohttp_internals import DECODED
 from slipring.base.errors import OVERLOAD_RETRY_S, ApiError, InvalidRequest, RateLimited, Unavailable
 from slipring.server.access.auth import Caller
 from slipring.server.connections.client_connection import RequestTimeout, Undecodable, UnsupportedEncoding
-from slipring.server.connections.open_connections import PROGRESS_BYTES
+from slipring.server.connections.slow_clients import PROGRESS_BYTES
 from slipring.server.service import Service
 
 _LARGE_BYTES = 2**20

@@ -21,7 +21,7 @@ from slipring.observation.bounded_labels import BoundedNames
 from slipring.observation.metric_counts import Reading, Registry, Snapshot, totals
 from slipring.protocol.turn_report import OWN_STAGES, TokenCounts, TurnReport
 from slipring.safety.source_calls import CheckStatus, FailureKind
-from slipring.server.connections.open_connections import DropReason
+from slipring.server.connections.tracked_connection import DropReason
 from slipring.server.driver import Exchange
 from slipring.server.hosted_tools.runner import EndedCall
 from slipring.server.observation.ended_turns import EndedTurn

@@ -29,7 +29,7 @@ from slipring.server.background.runs import Background
 from slipring.server.clock import now
 from slipring.server.connections.acceptor import Acceptor
 from slipring.server.connections.client_connection import HttpConnection, connection_factory, http_logger
-from slipring.server.connections.open_connections import log_reduced_room
+from slipring.server.connections.file_descriptors import log_reduced_room
 from slipring.server.endpoints.app import build_app
 from slipring.server.observation.loop_lag import LoopLag
 from slipring.server.observation.metrics import Metrics
