@@ -151,7 +151,7 @@ async def test_a_client_that_reads_slowly_gets_more_time() -> None:
         clock, connections = Clock(server), server.service.connections
         async with open_tcp(server, small_buffers=True) as raw:
             await ask_and_not_read(server, raw, response_id, "")
-            (connection,) = connections._unread
+            (connection,) = connections.slow_clients._unread
             for _ in range(5):
                 clock.pass_by(0)
                 before = connection.undelivered_bytes
@@ -385,7 +385,7 @@ async def test_an_unfinished_message_that_continues_is_waited_for() -> None:
                 clock.pass_by(20)
             await raw.send_frame(CONTINUATION, b'"}')
             assert (await raw.receive_event())["type"] == "response.created"
-            assert not server.service.connections._unfinished
+            assert not server.service.connections.slow_clients._unfinished
 
 
 async def test_a_message_that_the_server_does_not_read_has_no_deadline() -> None:
