@@ -219,8 +219,13 @@ def flood_section() -> str:
     return "\n\n".join((load.flood_table(record), load.flood_sentence(record)))
 
 
+_RANGE = re.compile(r"(?<=\d)(%?) – (?=-?\d)")
+
+
 def put(text: str, name: str, table: str) -> str:
-    """Replace the text between the markers called ``name``; return the page."""
+    """Replace the text between the markers called ``name``; return the page. No range breaks in two in a
+    narrow column of the site."""
+    table = _RANGE.sub(r"\1–", table)
     begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
     pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
     if not pattern.search(text):

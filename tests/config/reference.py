@@ -1,21 +1,13 @@
-"""Prints the tables of all settings for docs/settings.md: ``python -m tests.config.reference``.
+"""Prints the table of settings for docs/settings.md: ``python -m tests.config.reference``.
 
-Flag, variable and TOML key of a limit follow from its name, so that its row names none of them.
+The limits are on a page of their own, docs/compatibility/limits.md.
 """
 
 from slipring.config.settings import SETTINGS, Setting
 
 
 def _default_cell(setting: Setting) -> str:
-    if setting.default in ((), ""):
-        return "none"
-    if setting.name.endswith("_bytes"):
-        return next(
-            f"{setting.default // unit} {name}"
-            for unit, name in ((1024**2, "MiB"), (1024, "KiB"), (1, "bytes"))
-            if setting.default % unit == 0
-        )
-    return f"`{setting.default_text}`"
+    return "none" if setting.default in ((), "") else f"`{setting.default_text}`"
 
 
 def _flag_cell(setting: Setting) -> str:
@@ -25,34 +17,23 @@ def _flag_cell(setting: Setting) -> str:
     return f"`{setting.flag} {setting.metavar}`{repeatable}"
 
 
-def _row(*cells: str) -> str:
+def _row(setting: Setting) -> str:
+    cells = (
+        f"`{setting.name}`",
+        _flag_cell(setting),
+        f"`{setting.variable}`",
+        f"`{'.'.join(setting.key)}`",
+        _default_cell(setting),
+        setting.help,
+    )
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def _setting_row(setting: Setting) -> str:
-    names = f"`{setting.variable}`", f"`{'.'.join(setting.key)}`"
-    return _row(f"`{setting.name}`", _flag_cell(setting), *names, _default_cell(setting), setting.help)
-
-
-def _limit_row(setting: Setting) -> str:
-    return _row(f"`{setting.name}`", _default_cell(setting), setting.help)
-
-
 def reference() -> str:
-    """Return the Markdown tables of all settings: those that are no limits, then the limits."""
-    settings = [_setting_row(each) for each in SETTINGS if not each.is_limit]
-    limits = [_limit_row(each) for each in SETTINGS if each.is_limit]
-    return "\n".join(
-        (
-            "| Setting | Flag | Environment | TOML | Default | Meaning |",
-            "| --- | --- | --- | --- | --- | --- |",
-            *settings,
-            "",
-            "| Limit | Default | Meaning |",
-            "| --- | --- | --- |",
-            *limits,
-        )
-    )
+    """Return the Markdown table."""
+    head = "| Setting | Flag | Environment | TOML | Default | Meaning |"
+    rule = "| --- | --- | --- | --- | --- | --- |"
+    return "\n".join((head, rule, *(_row(each) for each in SETTINGS if not each.is_limit)))
 
 
 if __name__ == "__main__":
