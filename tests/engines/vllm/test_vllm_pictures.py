@@ -225,3 +225,20 @@ async def test_inspect_says_how_pictures_get_to_a_model(seeing_path: str, tiny_p
     assert "--enable-scale-out" in by_chat
     assert "mmproj-Tiny" in projected
     assert blind in unprojected
+
+
+@pytest.mark.parametrize("scale_out", [True, False])
+async def test_a_picture_that_the_server_refuses_is_named_if_it_is_the_only_new_one(scale_out: bool) -> None:
+    fake = FakeSeeingVllm()
+    fake.scale_out = scale_out
+    fake.script(Say(("One.",)), Stop())
+    for _ in range(4):  # without what the server should know, and with everything
+        fake.script(Refuse(400, "cannot identify image file"))
+    async with served(fake) as server, server.connect() as socket:
+        first = await socket.response(input=ONE)
+        for numbers, named in (((2,), True), ((2, 3), False)):
+            added = user("Look: ", *map(image, numbers))
+            failed = await socket.response(input=[*ONE, *first["output"], added])
+            message = failed["error"]["message"]
+            assert ("Invalid 'input[2].content[1].image_url': the model's server refuses" in message) == named
+            assert "cannot identify image file" in message

@@ -74,8 +74,9 @@ class TurnProgram:
             ended = await self._respond(job)
         except Exception as failure:
             error = self._error(failure)
+            error = preparation.of_job(turn, error) if failure is error else error
             if not turn.is_created:
-                self._refuse(preparation.of_job(turn, error) if failure is error else error)
+                self._refuse(error)
                 return None
             ended = self._fail(error, keeps_steps=True)
         if ended.state is not None and turn.saves:

@@ -4,6 +4,7 @@ Each engine adds how it writes a request and how it parses the stream.
 """
 
 import asyncio
+import re
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
-from slipring.base.errors import ApiError, ServerError, StartupError
+from slipring.base.errors import ApiError, InvalidRequest, ServerError, StartupError
 from slipring.core.generation import (
     ANY_ID,
     Capabilities,
@@ -55,6 +56,7 @@ from slipring.engines.tokens.token_answer import Piece, PieceParser, TokenAnswer
 from slipring.prompts.foreseen_context import Foreseen
 from slipring.prompts.rendering import Rendered, Renderer
 from slipring.prompts.tokenization.tokenizer import Vocabulary
+from slipring.protocol.pictures.item_pictures import image_param, images_of
 from slipring.protocol.responses import TopLogprob
 
 _ROUTER_LIST = "/workers"
@@ -69,6 +71,7 @@ _SCHEDULED = 0.95
 """The part of the server's cache that is scheduled: it keeps whole blocks, and other users may need some."""
 _COMPACTION = "compaction"
 """What a loop waits for after its summary, as with the name of a tool: the turn that goes on with it."""
+_ABOUT_PICTURES = re.compile(r"\bimage|multi-?modal|\bPIL\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -540,5 +543,30 @@ class PreparedExchange(JobExchange):
     async def prepare(self) -> None:
         self._request = await self._written(self._write)
 
+    async def attempt(self, emit: Emit, begin: Callable[[], None]) -> None:
+        try:
+            await self.try_requests(emit, begin)
+        except InvalidRequest as error:
+            raise _about_picture(error, self._job) from error.__cause__
+
+    async def try_requests(self, emit: Emit, begin: Callable[[], None]) -> None:
+        """Send the request once and emit its answer."""
+        await super().attempt(emit, begin)
+
     async def _written(self, write: Callable[[], Request]) -> Request:
         return await self._server.tokenizing.run(self._job.tenant, write, is_local=True)
+
+
+def _about_picture(error: InvalidRequest, job: Job) -> InvalidRequest:
+    """The refusal of a picture, which names its field: servers do not say which one they cannot decode, so
+    it is known only where one is new."""
+    if error.param is not None or _ABOUT_PICTURES.search(error.message) is None:
+        return error
+    new = [(index, item, each) for index, item in enumerate(job.input) for each in images_of(item)]
+    if len(new) != 1:
+        return error
+    index, item, image = new[0]
+    param = image_param(item, index, image)
+    error.message = f"Invalid '{param}': the model's server refuses the image: {error.message}"
+    error.args, error.param = (error.message,), param
+    return error

@@ -108,7 +108,7 @@ class PicturedExchange(PreparedExchange):
         else:
             self._lean = await self._written(self._write_lean)
 
-    async def attempt(self, emit: Emit, begin: Callable[[], None]) -> None:
+    async def try_requests(self, emit: Emit, begin: Callable[[], None]) -> None:
         if self._lean is not None:
             lean, self._lean = self._lean, None
             try:
@@ -119,4 +119,4 @@ class PicturedExchange(PreparedExchange):
                     raise
         if self._request is None:
             await super().prepare()
-        await super().attempt(emit, begin)
+        await super().try_requests(emit, begin)
