@@ -263,8 +263,6 @@ class VllmEngine(SessionServer):
 
     def takes_session(self, job: Job, constraint: Constraint | None) -> bool:
         settings = job.settings
-        if settings.seed is not None and job.generate and not self.offer.takes_seeds:
-            return False
         has_own = (
             constraint is not None or settings.seed is not None or settings.logit_bias or settings.logprobs
         )
@@ -312,7 +310,6 @@ class VllmEngine(SessionServer):
             limits.most_sessions,
             limits.most_tokens,
             whole=limits.whole,
-            takes_seeds=limits.takes_seeds,
         )
 
     def session_protocol(self) -> Protocol:
@@ -368,7 +365,6 @@ class _SessionLimits(Struct):
     """Why it allows none, if so."""
     whole: str
     """Why a turn with settings of its own has to be sent whole, if so."""
-    takes_seeds: bool
 
 
 class _NamedLogprob(Struct):
