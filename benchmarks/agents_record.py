@@ -164,7 +164,8 @@ def table(record: Record, pauses: bool) -> str:
 
 
 def short_table(records: Sequence[Record]) -> str:
-    """The times alone, without pauses: a row for each model and way, a column for each number of loops."""
+    """The times alone, without pauses: a row for each model and way, a column for each number of loops.
+    Medians and ranges, where a cell was repeated."""
     amounts = sorted({amount for record in records for amount in _amounts(record)})
     lines = [
         f"| model | loops at once: | {' | '.join(map(str, amounts))} |",
@@ -174,7 +175,9 @@ def short_table(records: Sequence[Record]) -> str:
         found = {(cell.key, cell.at_once): runs for cell, runs in _by_cell(record, pauses=False).items()}
         for key in dict.fromkeys(key for key, _ in found):
             cells = [
-                f"{_wall_s(found[key, at]):.1f} s" if _is_right(found.get((key, at), ())) else ""
+                f"{_span([run.wall_ms / 1e3 for run in runs])} s"
+                if _is_right(runs := found.get((key, at), ()))
+                else ""
                 for at in amounts
             ]
             lines.append(f"| {_SIZES[record.shape]} | {NAMES[key[0]]} {WAYS[key[1]]} | {' | '.join(cells)} |")
@@ -352,7 +355,7 @@ def _subtitle(records: Sequence[Record]) -> str:
         most = max(at for key, at in found if key == _SESSIONS and (_CHAT, at) in found)
         factor = _wall_s(found[_CHAT, most]) / _wall_s(found[_SESSIONS, most])
         parts.append(f"{most} agents {_ratio(factor)}")
-    return f"With sessions {', large model: '.join(parts)} (there the engine's own work is everybody's)"
+    return f"With sessions {', large model: '.join(parts)}"
 
 
 def _last_tokens(record: Record) -> int:

@@ -424,19 +424,24 @@ def described(figures: dict[str, float]) -> str:
 
 
 def table(found: dict[str, dict[str, dict[str, list[float]]]]) -> str:
-    """The figures of all traces that were run, as a table."""
+    """The figures of all traces that were run, as a table. Rules with equal figures share a row."""
     lines = [
-        "| trace | rule | all loops | mean of a loop | p95 | longest | first token, median / p95"
-        " | prefix hits | prefilled ÷ new |",
-        "|---|---|---:|---:|---:|---:|---:|---:|---:|",
+        "| trace | rule | all loops | mean of a loop | p95 | first token, median / p95 | prefix hits |",
+        "|---|---|---:|---:|---:|---:|---:|",
     ]
     for trace, rules in found.items():
+        rows: dict[str, list[str]] = {}
         for rule, figures in rules.items():
             at = {name: statistics.median(values) for name, values in figures.items()}
-            firsts = f"{at['first_token_ms'] / 1000:.2f} / {at['first_token_p95_ms'] / 1000:.1f}"
-            cells = [f"{at[name]:.0f}" for name in ("end_s", "mean_s", "p95_s", "longest_s")]
-            cells += [firsts, f"{at['hits']:.0%}", f"{at['prefilled_per_new']:.2f}"]
-            lines.append(f"| {ABOUT[trace]} | *{rule}* | {' | '.join(cells)} |")
+            firsts = f"{at['first_token_ms'] / 1000:.1f} / {at['first_token_p95_ms'] / 1000:.0f}"
+            cells = [f"{at[name]:.0f}" for name in ("end_s", "mean_s", "p95_s")]
+            cells += [firsts, f"{at['hits']:.0%}"]
+            rows.setdefault(" | ".join(cells), []).append(f"*{rule}*")
+        titles = [ABOUT[trace], *[""] * (len(rows) - 1)]
+        lines += [
+            f"| {title} | {', '.join(names)} | {cells} |"
+            for title, (cells, names) in zip(titles, rows.items(), strict=True)
+        ]
     return "\n".join(lines)
 
 

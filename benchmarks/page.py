@@ -16,7 +16,7 @@ from typing import Any
 import hosted_tools
 import load
 import loop_scheduling
-from budgets import all_budgets
+from budgets import Budget, all_budgets
 from common import RESULTS, added, spread
 
 from slipring.commands.bench import results
@@ -88,9 +88,7 @@ def scheduling_sections() -> dict[str, str]:
 
 def pressure_section(shape: str) -> str:
     record = agents.read(f"{shape}-pressure")
-    return "\n\n".join(
-        (agents.pressure_about(record), agents.pressure_table(record), agents.pressure_sentence(record))
-    )
+    return "\n\n".join((agents.pressure_about(record), agents.pressure_table(record)))
 
 
 def resent_sections() -> dict[str, str]:
@@ -158,29 +156,6 @@ def peers_section(engine: str) -> str:
     return "\n\n".join((comparison.about(record), comparison.table(record), comparison.sentence(record)))
 
 
-def speculation_table() -> str:
-    """Return tokens per second and CPU per token of the kinds of speculation."""
-    record = json.loads((RESULTS / "speculation.json").read_text())
-    lines = [
-        "| workload | `spec` | tokens/s | CPU ms per token | lines of the file | same text |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
-    for workload, kinds in record["rounds"].items():
-        for kind, each in kinds.items():
-            pairs = list(zip(each["tokens"], each["wall_s"], each["cpu_s"], strict=True))
-            rates = [tokens / wall for tokens, wall, _ in pairs]
-            cpu = [1e3 * spent / tokens for tokens, _, spent in pairs]
-            lines.append(
-                f"| {workload} | `{kind}` | {_range(rates)} | {_range(cpu)}"
-                f" | {statistics.median(each['repeated']):.0%} | {each['same_text']} of {len(pairs)} |"
-            )
-    return "\n".join(lines)
-
-
-def _range(values: list[float]) -> str:
-    return f"{statistics.median(values):.1f} ({min(values):.1f} – {max(values):.1f})"
-
-
 def sections() -> dict[str, dict[str, str]]:
     """Return the generated sections of the pages on benchmarks: by page, and by the name of their markers."""
     names = ("loops", "fast", "deep", "recognised")
@@ -188,19 +163,18 @@ def sections() -> dict[str, dict[str, str]]:
     return {
         "budgets": {"budgets": budget_table()},
         "loops": {
-            "loops": loop_tables(loops),
-            "stages": stage_table(loops, "coding"),
-            "fast": loop_tables(fast),
+            "loops": loop_tables(loops, _MODES, ("coding",)),
+            "short": loop_tables(loops, _SHOWN, ("short",)),
+            "stages": stage_table(loops, "coding", _MODES),
+            "fast": loop_tables(fast, _SHOWN),
             "deep": loop_tables(deep),
-            "recognised": loop_tables(recognised),
+            "recognised": loop_tables(recognised, _SHOWN, ("coding",)),
         },
-        "speculation": {"speculation": speculation_table()},
         "many-agents": {
             "agents small": agents_section("small"),
             "agents 7b": agents_section("7b"),
         },
         "peers": {
-            "vllm short": comparison.short_table(comparison.read("vllm")),
             "vllm": peers_section("vllm"),
             "llama-server": peers_section("llama-server"),
         },
@@ -245,8 +219,13 @@ def flood_section() -> str:
     return "\n\n".join((load.flood_table(record), load.flood_sentence(record)))
 
 
+_RANGE = re.compile(r"(?<=\d)(%?) – (?=-?\d)")
+
+
 def put(text: str, name: str, table: str) -> str:
-    """Replace the text between the markers called ``name``; return the page."""
+    """Replace the text between the markers called ``name``; return the page. No range breaks in two in a
+    narrow column of the site."""
+    table = _RANGE.sub(r"\1–", table)
     begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
     pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
     if not pattern.search(text):
@@ -271,7 +250,7 @@ def machine(record: BenchRecord) -> str:
 
 _SHAPES = ("small", "7b")
 _WITHOUT_MACHINE = (
-    *("loops", "fast", "deep", "recognised", "speculation", "load", "flood"),
+    *("loops", "fast", "deep", "recognised", "load", "flood"),
     *("continuation_cost", "stream_cost", "engine_overhead", "idle_connections", "live_cost", "check_cost"),
     *("rollout", "resent_history"),
 )
@@ -279,21 +258,51 @@ _WITHOUT_MACHINE = (
 
 
 def _where(record: dict[str, Any]) -> str:
-    """When and on which machine a record was made."""
-    where = record["machine"]
-    return f"{record['when'][:10]}, {where['cpu']}, {where['cores']} cores"
+    """When, with which version and on which machine a record was made."""
+    where, version = record["machine"], record["versions"]["slipring"]
+    return f"{record['when'][:10]}, slipring {version}, {where['cpu']}, {where['cores']} cores"
 
 
 def budget_table() -> str:
+    found = all_budgets()
     lines = ["| what | budget | measured: median (range) | |", "| --- | --- | --- | --- |"]
-    lines += [f"| {b.what} | {b.budget} | {b.measured} | {b.verdict} |" for b in all_budgets()]
-    return "\n".join(lines)
+    lines += [
+        f"| {b.what} | {b.budget} | {b.measured} | {b.verdict} |"
+        for b in found
+        if b.where != "engine_overhead"
+    ]
+    return "\n".join((*lines, "", *_engine_lines([b for b in found if b.where == "engine_overhead"])))
 
 
-def loop_tables(record: BenchRecord) -> str:
+def _engine_lines(budgets: list[Budget]) -> list[str]:
+    """What slipring adds to a turn, a row for each engine."""
+    titles: dict[str, None] = {}
+    rows: dict[str, list[str]] = {}
+    for each in budgets:
+        what, _, engine = each.what.partition(", in front of ")
+        titles[what] = None
+        measured = re.sub(r" with .* of history$", "", each.measured)
+        rows.setdefault(engine, []).append(f"{measured}; {each.budget}: {each.verdict}")
+    return [
+        f"| in front of | {' | '.join(titles)} |",
+        "| --- |" + " --- |" * len(titles),
+        *(f"| {engine} | {' | '.join(cells)} |" for engine, cells in rows.items()),
+    ]
+
+
+_MODES = ("http-full", "http-chained", "websocket", "rollout")
+"""The modes that tables show; the records have those with new connections and with lanes, too."""
+_SHOWN = ("http-full", "http-chained", "websocket")
+"""The modes that tables show which repeat a measurement under another condition."""
+
+
+def loop_tables(record: BenchRecord, modes: tuple[str, ...] = (), workloads: tuple[str, ...] = ()) -> str:
+    """A table for each workload, with a row for each mode. Nothing named means all."""
     parts = []
-    summaries = summarise(record)
+    summaries = [each for each in summarise(record) if not modes or each.mode in modes]
     for workload in record.workloads:
+        if workloads and workload.name not in workloads:
+            continue
         parts.append(f"**{workload.title}**: {workload.about}\n")
         parts.append("| mode | loop | a turn | to the first token | sent | CPU per turn |")
         parts.append("| --- | --- | --- | --- | --- | --- |")
@@ -302,9 +311,13 @@ def loop_tables(record: BenchRecord) -> str:
     return "\n".join(parts).rstrip()
 
 
-def stage_table(record: BenchRecord, workload: str) -> str:
+def stage_table(record: BenchRecord, workload: str, modes: tuple[str, ...]) -> str:
     """Return a table of the mean time per turn and stage, in ms."""
-    found = [each for each in summarise(record) if each.workload == workload and each.stages_ms]
+    found = [
+        each
+        for each in summarise(record)
+        if each.workload == workload and each.stages_ms and each.mode in modes
+    ]
     means = {each.mode: dict(each.stages_ms) for each in found}
     names = [name for each in found for name, _ in each.stages_ms]
     most = {name: max(each.get(name, 0) for each in means.values()) for name in names}

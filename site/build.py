@@ -4,7 +4,7 @@ Pages are copied to ``build/pages``. There, links to files of the project that a
 source, and each figure has one version for the light palette and one for the dark. The generator writes
 ``build/site/VERSION``. Beside it, ``versions.json`` is what the generator's switch between versions reads,
 and ``index.html`` leads to the newest version. To publish several, put the directories of earlier ones into
-``build/site`` first. The addresses come from ``[project.urls]`` in pyproject.toml.
+``build/site`` first. The addresses come from ``[project.urls]`` and ``[tool.slipring]`` in pyproject.toml.
 """
 
 import json
@@ -27,14 +27,15 @@ _PICTURE = re.compile(
 _DARK_ONLY = re.compile(r"@media screen and \(prefers-color-scheme: ?dark\)")
 
 
-def prepare(urls: dict[str, str], version: str) -> Path:
-    """Write the pages and the configuration; return its path."""
+def prepare(urls: dict[str, str], files: str, version: str) -> Path:
+    """Write the pages and the configuration; return its path. ``files`` is where this version is read."""
     pages = BUILD / "pages"
     shutil.rmtree(pages, ignore_errors=True)
     shutil.copytree(DOCS, pages)
     for page in pages.rglob("*.md"):
-        text = with_links_to_source(page.read_text(encoding="utf-8"), page.relative_to(pages), urls["Source"])
+        text = with_links_to_source(page.read_text(encoding="utf-8"), page.relative_to(pages), files)
         page.write_text(with_both_palettes(text, page), encoding="utf-8")
+    shutil.copy(Path(__file__).with_name("extra.css"), pages)
     config = BUILD / "mkdocs.yml"
     added = {
         "site_dir": f"site/{version}",
@@ -111,8 +112,10 @@ def _version() -> str:
 
 
 def main() -> int:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    config = prepare(project["urls"], _version())
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    version = _version()
+    files = settings["tool"]["slipring"]["files"].format(version=version)
+    config = prepare(settings["project"]["urls"], files, version)
     generator = Path(sys.executable).with_name("zensical")
     done = subprocess.run([str(generator), "build", "--strict", "--clean", "-f", str(config)], check=False)
     if done.returncode == 0:

@@ -20,6 +20,7 @@ from supply.bill_of_materials import PATH as BILL
 from supply.bill_of_materials import bill_of_materials, encode
 from supply.locked import PROJECT, ROOT, version
 from supply.package import DIST
+from supply.readme import published
 
 VERSION_FILE = ROOT / "src" / "slipring" / "__init__.py"
 CHANGELOG = ROOT / "CHANGELOG.md"
@@ -63,7 +64,7 @@ def problems() -> list[str]:
     if BILL.read_text(encoding="utf-8") != encode(bill_of_materials()):
         found.append(f"{BILL.relative_to(ROOT)} is not that of this tree: make lock")
     if ".example" in (ROOT / "pyproject.toml").read_text():
-        found.append("pyproject.toml: [project.urls] has placeholders")
+        found.append("pyproject.toml: [project.urls] and [tool.slipring] have placeholders")
     if _git("status", "--porcelain"):
         found.append("the tree has changes that are not committed")
     return found
@@ -106,7 +107,7 @@ def write_artefacts(tools: Path) -> list[Path]:
         raise NotReady("dist does not have one wheel and one sdist: make package")
     _, changes = changes_of(CHANGELOG.read_text(encoding="utf-8"), version())
     notes = DIST / "CHANGES.md"
-    notes.write_text(f"# slipring {version()}\n\n{changes}\n", encoding="utf-8")
+    notes.write_text(published(f"# slipring {version()}\n\n{changes}\n", ROOT), encoding="utf-8")
     bill = DIST / f"{PROJECT}-{version()}.cdx.json"
     _write_bill(next(path for path in built if path.suffix == ".whl"), bill, tools)
     provenance = DIST / f"{PROJECT}-{version()}.provenance.json"
@@ -130,6 +131,15 @@ def _write_bill(wheel: Path, bill: Path, tools: Path) -> None:
             *(str(tools / "cyclonedx-py"), "environment", "--output-reproducible", "--spec-version", "1.6"),
             *("--pyproject", str(ROOT / "pyproject.toml"), "--output-file", str(bill), f"{place}/bin/python"),
         )
+    bill.write_text(named(bill.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def named(bill: str) -> str:
+    """A bill that says of which version it is, which pyproject.toml does not."""
+    found = json.loads(bill)
+    own = found["metadata"]["component"]
+    own |= {"version": version(), "purl": f"pkg:pypi/{PROJECT}@{version()}"}
+    return json.dumps(found, indent=1) + "\n"
 
 
 def statement(files: list[Path]) -> dict[str, Any]:

@@ -19,13 +19,14 @@ _UNLIMITED_BYTES = 2**62
 _MEMORY = child._MemoryInUse()
 
 
-async def _run(process: ChildProcess, data: bytes) -> Outcome:
+async def _run(process: ChildProcess, data: bytes) -> tuple[Outcome, int]:
     # A timeout of 0 switches the timer off, whose signal would end this process.
     setup = structs.replace(process._setup, timeout_s=0.0, memory_bytes=_UNLIMITED_BYTES)
     call = pipe_messages.decode_call(data)
-    reply = pipe_messages.decode_reply(await asyncio.to_thread(child._answer, call, setup, _MEMORY))
+    answer = await asyncio.to_thread(child._answer, call, setup, _MEMORY)
+    reply = pipe_messages.decode_reply(answer)
     assert isinstance(reply, Answer)
-    return reply.outcome
+    return reply.outcome, len(answer)
 
 
 @pytest.fixture

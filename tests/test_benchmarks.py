@@ -83,6 +83,14 @@ _RIGHT: dict[str, Any] = {
         ),
         (
             "chains",
+            {
+                "control: twice without sessions": {"differing": 2, "failed": 0},
+                "with sessions against without": {"differing": 9, "failed": 0},
+            },
+            "chains: 9 answers differ with sessions, 2 without",
+        ),
+        (
+            "chains",
             {"with sessions against without": {"differing": 0, "failed": 1}},
             "chains: 1 answers have failed",
         ),

@@ -36,6 +36,7 @@ from pydantic import BaseModel
 import slipring
 from slipring.base import errors
 from slipring.base.errors import ApiError, UnsupportedParameter
+from slipring.config import settings
 from slipring.config.checks import CheckEntry
 from slipring.core.byte_ledger import Ledger
 from slipring.core.chain.head import KnownHeads
@@ -1395,6 +1396,11 @@ def test_the_limits_have_the_values_on_the_page() -> None:
         amount, _, unit = row.status.partition(" ")
         assert float(amount) * UNITS[unit] == defaults[name], name
     assert rows.keys() == defaults.keys()
+
+
+def test_the_limits_bound_what_the_page_says() -> None:
+    bounds = {each.name: each.help for each in settings.SETTINGS if each.is_limit}
+    assert {name: row.cells["What it bounds"] for name, row in listed("Limits").items()} == bounds
 
 
 # The simulated engine.

@@ -12,10 +12,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from slipring import __version__
-from slipring.config.settings import from_namespace
+from slipring.config.settings import SETTINGS, from_namespace
 from slipring.core.limits import Limits
 from slipring.observation.metric_table import METRICS
-from tests.config.reference import reference
 from tests.harness import serve
 from tests.server.admin.watching import admin_url
 
@@ -42,13 +41,14 @@ ELSEWHERE = {
     "--tenant": "src/slipring/commands/keys.py",
     "SLIPRING_AFFINITY_SECRET": "src/slipring/engines/remote/upstream.py",
 }
+FLAGS = {
+    *(each.flag for each in SETTINGS),
+    *(f"--no-{each.flag[2:]}" for each in SETTINGS if each.kind is bool),
+}
+VARIABLES = {each.variable for each in SETTINGS}
 LIMITS = Limits()
 LIFETIME_S = LIMITS.max_age_s + LIMITS.age_grace_s
 DRAIN_S = LIMITS.drain_timeout_s + 10  # with ticks, farewells, and what is closed at the end
-
-
-def in_settings(pattern: str) -> set[str]:
-    return set(re.findall(pattern, reference()))
 
 
 def in_file(path: Path, pattern: str) -> list[str]:
@@ -88,11 +88,11 @@ def pod_of(name: str) -> dict[str, Any]:
 def test_what_is_named_exists(path: Path) -> None:
     text = path.read_text()
     variables = set(re.findall(r"\bSLIPRING_[A-Z_]*[A-Z]\b", text))
-    assert variables <= in_settings(r"SLIPRING_[A-Z_]+") | set(ELSEWHERE)
+    assert variables <= VARIABLES | set(ELSEWHERE)
     flags = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*[a-z]", text))
-    assert flags <= in_settings(r"--[a-z-]+") | set(ELSEWHERE) | THEIRS
+    assert flags <= FLAGS | set(ELSEWHERE) | THEIRS
     limits = set(re.findall(r"`([a-z_]+_(?:s|bytes|days))`", text))
-    assert limits <= in_settings(r"(?m)^\| `([a-z_]+)`")
+    assert limits <= {each.name for each in SETTINGS}
 
 
 @pytest.mark.parametrize(("name", "path"), ELSEWHERE.items())

@@ -185,27 +185,6 @@ def table(record: Record) -> str:
     return "\n".join(lines)
 
 
-def short_table(record: Record) -> str:
-    """The times alone, against the best way that is not slipring's: of each server, full history and the
-    fastest other way."""
-    several = amounts(record)[-1]
-    lines = [
-        f"| over the same {NAMES[record.engine]} | one loop | {several} loops at once |",
-        "|---|---:|---:|",
-    ]
-    columns = [ways(record, at_once) for at_once in (1, several)]
-    best = [_best_other(column) for column in columns]
-    shown = _with_full_history_and_fastest(columns[0])
-    for rows in zip(*columns, strict=True):
-        if rows[0] not in shown:
-            continue
-        cells = [
-            _against(way, other) if way.is_own else _plain(way) for way, other in zip(rows, best, strict=True)
-        ]
-        lines.append(f"| {rows[0].title} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
 def sentence(record: Record) -> str:
     """How much less time slipring's WebSocket takes than the best other way, and where slipring is slower."""
     parts = []
@@ -268,27 +247,8 @@ def _bar(way: Way) -> dict[str, object]:
     }
 
 
-def _with_full_history_and_fastest(column: Sequence[Way]) -> list[Way]:
-    """Of each server, full history and the fastest of its other ways; also all with wrong answers."""
-    found = []
-    for server in dict.fromkeys(way.server for way in column):
-        ways = [way for way in column if way.server == server]
-        found += [way for way in ways if way.way == "full" or way.wrong]
-        others = [way for way in ways if way not in found]
-        found += [min(others, key=lambda way: way.wall_s)] if others else []
-    return found
-
-
 def _best_other(column: Sequence[Way]) -> Way:
     return min((way for way in column if not way.is_own and not way.wrong), key=lambda way: way.wall_s)
-
-
-def _against(way: Way, other: Way) -> str:
-    return _plain(way) + ("" if way.wrong else f", {_less(way.wall_s, other.wall_s)}")
-
-
-def _plain(way: Way) -> str:
-    return f"**wrong**: {way.wrong.partition(':')[0]}" if way.wrong else f"{way.wall_s:.2f} s"
 
 
 def _less(own: float, other: float) -> str:

@@ -1,21 +1,13 @@
-"""Prints the table of all settings for docs/settings.md: ``python -m tests.config.reference``."""
+"""Prints the table of settings for docs/settings.md: ``python -m tests.config.reference``.
+
+The limits are on a page of their own, docs/compatibility/limits.md.
+"""
 
 from slipring.config.settings import SETTINGS, Setting
 
 
-def _size_text(number: int) -> str:
-    """Return ` (16 MiB)` if a number of bytes is a multiple of 1 MiB or 1 KiB, else an empty string."""
-    for unit, name in ((1024**2, "MiB"), (1024, "KiB")):
-        if number % unit == 0:
-            return f" ({number // unit} {name})"
-    return ""
-
-
 def _default_cell(setting: Setting) -> str:
-    if setting.default in ((), ""):
-        return "none"
-    size = _size_text(setting.default) if setting.name.endswith("_bytes") else ""
-    return f"`{setting.default_text}`{size}"
+    return "none" if setting.default in ((), "") else f"`{setting.default_text}`"
 
 
 def _flag_cell(setting: Setting) -> str:
@@ -38,10 +30,10 @@ def _row(setting: Setting) -> str:
 
 
 def reference() -> str:
-    """Return the Markdown table of all settings."""
+    """Return the Markdown table."""
     head = "| Setting | Flag | Environment | TOML | Default | Meaning |"
     rule = "| --- | --- | --- | --- | --- | --- |"
-    return "\n".join((head, rule, *map(_row, SETTINGS)))
+    return "\n".join((head, rule, *(_row(each) for each in SETTINGS if not each.is_limit)))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import pytest
 
 from slipring.commands.cli import build_parser
 from slipring.config import settings as config
-from slipring.config.settings import Config, ConfigError, add_flags, from_namespace
+from slipring.config.settings import SETTINGS, Config, ConfigError, add_flags, from_namespace
 from slipring.core.limits import Limits
 from tests.config.reference import reference
 
@@ -692,7 +692,7 @@ def test_the_table_has_one_row_for_each_setting() -> None:
     names = re.findall(r"^\| `(\w+)` \|", reference(), re.MULTILINE)
     settings = [setting.name for setting in dataclasses.fields(Config)]
     plain = [name for name in settings if name not in TABLES]
-    assert names == plain + LIMIT_NAMES
+    assert names == plain
     assert len(names) == len(set(names))
 
 
@@ -709,6 +709,18 @@ def test_the_table_has_one_row_for_each_setting() -> None:
 )
 def test_a_row_shows_every_name_of_its_setting(row: str) -> None:
     assert row in reference().splitlines()
+
+
+def test_the_names_of_a_limit_follow_from_its_own() -> None:
+    limits = [setting for setting in SETTINGS if setting.is_limit]
+    assert [setting.name for setting in limits] == LIMIT_NAMES
+    for setting in limits:
+        names = (setting.flag, setting.variable, setting.key)
+        assert names == (
+            f"--{setting.name.replace('_', '-')}",
+            f"SLIPRING_{setting.name.upper()}",
+            ("limits", setting.name),
+        )
 
 
 def test_the_page_shows_the_table_that_the_code_generates() -> None:
@@ -744,6 +756,8 @@ def test_the_flags_on_the_page_are_valid_ones() -> None:
 
 
 def test_the_page_names_the_limits_that_may_be_zero() -> None:
-    sentence = TABLE.read_text(encoding="utf-8").partition("Limits must be above 0")[2]
+    sentence = (
+        (DOCS / "compatibility" / "limits.md").read_text(encoding="utf-8").partition("must be above 0")[2]
+    )
     named = set(re.findall(r"`(\w+)`", sentence.partition("\n\n")[0]))
     assert named == MAY_BE_ZERO

@@ -18,7 +18,7 @@ from msgspec import Raw, structs
 
 from slipring.base.errors import ApiError, InvalidRequest, ModelNotFound, ServerError
 from slipring.core.byte_ledger import Ledger
-from slipring.core.chain import read_documents
+from slipring.core.chain import fetched_images, read_documents
 from slipring.core.chain.fetched_images import Fetched
 from slipring.core.chain.head import Head, KnownHeads
 from slipring.core.chain.hosted_items import call_item
@@ -496,17 +496,28 @@ class Connection:
 
     def fetch(self, fetched: Fetched, lane: str | None = None) -> list[Json]:
         """The images that a request names by URL were fetched, or could not be."""
-        return self.done(self.fetches.pop(self._at(self.fetches, lane)), fetched)
-
-    def read_pages(self, read: ReadPages, lane: str | None = None) -> list[Json]:
-        """The documents of a request were read, or could not be."""
-        turn = self._at(self.reads, lane)
-        work = self.reads[turn]
+        turn = self._at(self.fetches, lane)
+        work = self.fetches[turn]
         try:
-            items = read_documents.opened(work.items, read, work.roles)
+            items = fetched_images.opened(work.items, fetched)
         except InvalidRequest as error:
             return self.fail(lane, error)
-        return self.done(self.reads.pop(turn), items)
+        return self.done(self.fetches.pop(turn), items)
+
+    def read_pages(self, read: ReadPages, lane: str | None = None) -> list[Json]:
+        """The documents of a request were read."""
+        work = self.reads.pop(self._at(self.reads, lane))
+        return self.done(work, tuple(read_documents.opened(item, read, work.roles) for item in work.items))
+
+    def refuse_documents(self, error: InvalidRequest, lane: str | None = None) -> list[Json]:
+        """The first document of a request could not be read."""
+        work = self.reads[self._at(self.reads, lane)]
+        index, document = next(
+            (index, document)
+            for index, item in enumerate(work.items)
+            for document in read_documents.documents_in(item)
+        )
+        return self.fail(lane, read_documents.refused(work.items[index], index, document, error))
 
     def find_servers(self, lane: str | None = None, **changes: Any) -> list[Json]:
         """The MCP servers of a request are known. ``changes``: fields of all. Each built-in tool is answered

@@ -3,19 +3,15 @@
 import importlib.metadata
 import re
 import shlex
-import shutil
 import sys
 import tomllib
-from functools import partial
 from pathlib import Path
 
 from tests.engines.fakes.server import Say, Stop
-from tests.engines.fakes.tokens import tokenizer_directory
 from tests.engines.fakes.vllm import FakeVllm
+from tests.guides.hub import MODEL, hub_environment, tokenizer_hub
 from tests.guides.page import DOCS, Guide, blocks
 from tests.postgres import Postgres
-
-MODEL = "Qwen/Qwen3-8B"
 
 
 def test_every_guide_is_followed_here() -> None:
@@ -50,37 +46,30 @@ async def test_two_nodes_on_postgresql(tmp_path: Path, postgres: Postgres) -> No
         await guide.follow({"pip": require_extra})
 
 
-def _download(directory: Path, command: str) -> None:
-    """Put the files of a tokenizer where a command would."""
-    words = shlex.split(command)
-    target = directory / words[words.index("--local-dir") + 1]
-    target.mkdir()
-    for name in words[3 : words.index("--local-dir")]:
-        shutil.copy(Path(tokenizer_directory()) / name, target / name)
-
-
 async def test_codex_on_vllm(tmp_path: Path) -> None:
     """vLLM is a stand-in that is written from its source. Codex itself is run by ``make clients``."""
-    vllm = FakeVllm()
+    hub, vllm = tokenizer_hub(), FakeVllm()
     vllm.model_name = MODEL
-    async with Guide("guides/codex-on-vllm.md", tmp_path) as guide:
-        vllm.port = int(guide.ports["8000"])
-        await vllm.start()
-        vllm.script(Say(("Hello", "!")), Stop())
-        ports = set(guide.ports)
+    with hub.running():
+        environ = hub_environment(hub, tmp_path)
+        async with Guide("guides/codex-on-vllm.md", tmp_path, environ=environ) as guide:
+            vllm.port = int(guide.ports["8000"])
+            await vllm.start()
+            vllm.script(Say(("Hello", "!")), Stop())
+            ports = set(guide.ports)
 
-        def check_vllm(command: str) -> None:
-            words = shlex.split(command)
-            assert words[2] == MODEL
-            assert words[words.index("--port") + 1] == guide.ports["8000"]
+            def check_vllm(command: str) -> None:
+                words = shlex.split(command)
+                assert words[2] == MODEL
+                assert words[words.index("--port") + 1] == guide.ports["8000"]
 
-        def check_codex(command: str) -> None:
-            assert command.startswith("SLIPRING_KEY=any codex exec ")
+            def check_codex(command: str) -> None:
+                assert command.startswith("SLIPRING_KEY=any codex exec ")
 
-        try:
-            await guide.follow({"vllm": check_vllm, "hf": partial(_download, tmp_path), "codex": check_codex})
-        finally:
-            await vllm.close()
+            try:
+                await guide.follow({"vllm": check_vllm, "codex": check_codex})
+            finally:
+                await vllm.close()
     assert ports == {"8000", "9000"}
     (config,) = [
         tomllib.loads(block.text) for block in blocks("guides/codex-on-vllm.md") if block.language == "toml"
@@ -107,20 +96,22 @@ async def test_claude_code_on_vllm(tmp_path: Path) -> None:
     programs.mkdir()
     (programs / "claude").write_text(_CLAUDE.format(python=sys.executable))
     (programs / "claude").chmod(0o755)
-    vllm = FakeVllm()
+    hub, vllm = tokenizer_hub(), FakeVllm()
     vllm.model_name = MODEL
-    async with Guide("guides/claude-code.md", tmp_path, programs=str(programs)) as guide:
-        vllm.port = int(guide.ports["8000"])
-        await vllm.start()
-        vllm.script(Say(("Hello", "!")), Stop())
+    with hub.running():
+        environ = hub_environment(hub, tmp_path)
+        async with Guide("guides/claude-code.md", tmp_path, programs=str(programs), environ=environ) as guide:
+            vllm.port = int(guide.ports["8000"])
+            await vllm.start()
+            vllm.script(Say(("Hello", "!")), Stop())
 
-        def check_vllm(command: str) -> None:
-            assert shlex.split(command)[2] == MODEL
+            def check_vllm(command: str) -> None:
+                assert shlex.split(command)[2] == MODEL
 
-        try:
-            printed = await guide.follow({"vllm": check_vllm, "hf": partial(_download, tmp_path)})
-        finally:
-            await vllm.close()
+            try:
+                printed = await guide.follow({"vllm": check_vllm})
+            finally:
+                await vllm.close()
     assert printed is not None
     hello, *variables = printed.splitlines()
     assert hello == "Hello!"

@@ -19,15 +19,14 @@ from tests.engines.fakes.chat import FakeChatServer
 from tests.engines.fakes.hub import FakeHub
 from tests.engines.fakes.server import Say, Stop
 from tests.engines.fakes.sglang import FakeSglang
-from tests.engines.fakes.tokens import tokenizer_directory
 from tests.engines.fakes.vllm import FakeVllm
+from tests.guides.hub import MODEL, hub_environment, tokenizer_hub
 from tests.guides.page import DOCS, Guide, blocks
 from tests.harness import serve
 from tests.model import SharedModel
 
 ROOT = DOCS.parent
 RECIPES = DOCS / "recipes"
-MODEL = "Qwen/Qwen3-8B"
 ENDING = "simulated:tokens_per_s=0,output_tokens=5"
 StandIns = dict[str, Callable[[str], None]]
 
@@ -44,16 +43,6 @@ def test_recipes_are_short() -> None:
 def require_extra(command: str) -> None:
     (extra,) = re.findall(r"\.\[(\w+)\]", command)
     assert extra in importlib.metadata.metadata("slipring").get_all("Provides-Extra", [])
-
-
-def hub_environment(hub: FakeHub, directory: Path) -> dict[str, str]:
-    return {"HF_ENDPOINT": hub.url, "HF_HOME": str(directory / "hub")}
-
-
-def tokenizer_hub() -> FakeHub:
-    names = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
-    files = {name: (Path(tokenizer_directory()) / name).read_bytes() for name in names}
-    return FakeHub({MODEL: files})
 
 
 def says(words: list[str], *needed: str) -> None:

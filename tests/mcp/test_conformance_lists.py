@@ -5,11 +5,11 @@ from pathlib import Path
 
 from tests.mcp.conformance.scenarios import APPLICABLE, NOT_APPLICABLE
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "mcp-client.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "conformance.md"
 
 
 def test_the_document_has_both_lists() -> None:
-    text = DOCUMENT.read_text(encoding="utf-8").partition("## Conformance")[2]
+    text = DOCUMENT.read_text(encoding="utf-8").partition("## MCP")[2]
     passing = re.search(r"These pass: (.*?)\.\n\n", text, re.DOTALL)
     assert passing is not None
     assert tuple(re.findall(r"`([^`]+)`", passing[1])) == APPLICABLE

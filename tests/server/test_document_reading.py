@@ -2,20 +2,21 @@
 
 import asyncio
 import base64
-import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from slipring.core.chain.read_documents import ReadPages
+from slipring.core.byte_ledger import Ledger
+from slipring.core.chain.known_contexts import KnownItems
 from slipring.core.generation import Capabilities
 from slipring.core.limits import Limits
-from slipring.core.session.actions import ReadDocuments
-from slipring.protocol.items import Item, in_context, plain_text
+from slipring.protocol.items import in_context, plain_text
 from slipring.protocol.pictures.item_pictures import parts_of, pictures
+from slipring.sandbox.sandbox import EncodedCall
 from slipring.server import document_reading
 from slipring.server.document_reading import DocumentReader
+from slipring.server.request_decoding import RequestDecoder
 from tests.api import Api
 from tests.chat_api import Chat
 from tests.harness import PuppetEngine, Running, serve
@@ -164,7 +165,7 @@ async def test_pages_beyond_the_size_of_an_answer_are_refused() -> None:
         assert "expands to more than 16000 bytes (max_frame_bytes)" in error["message"]
 
 
-async def test_the_pages_of_all_documents_of_a_request_are_within_the_size_of_one() -> None:
+async def test_the_pages_of_all_documents_of_an_item_are_within_the_size_of_a_request() -> None:
     engine = PuppetEngine(SEES)
     async with serve(engine, limits=Limits(max_frame_bytes=20_000)) as server:
         one, two = file(pdf("a", "b")), file(pdf("c", "d"))
@@ -172,8 +173,66 @@ async def test_the_pages_of_all_documents_of_a_request_are_within_the_size_of_on
         assert (await shown(engine, over_http(server, input=[asked(two)])))[1]
         status, body = await Api(server).call("POST", "/responses", json={"input": [asked(one, two)]})
         assert (status, body["error"]["param"]) == (400, "input[0].content[2].file_data")
-        assert "more than 20000 bytes with those before it (max_frame_bytes)" in body["error"]["message"]
+        words = "more than 20000 bytes with those before it in the same item (max_frame_bytes)"
+        assert words in body["error"]["message"]
         assert server.service.requests.used_bytes == 0
+
+
+async def test_a_history_has_the_pages_of_all_its_documents_within_a_bound_of_its_own() -> None:
+    engine = PuppetEngine(SEES)
+    limits = Limits(max_frame_bytes=20_000, max_pages_bytes=30_000)
+    async with serve(engine, limits=limits) as server:
+        turns = [asked(file(pdf(*texts))) for texts in ("ab", "cd", "ef")]
+        history: list[Json] = []
+        for number, turn in enumerate(turns[:2], 1):
+            history.append(turn)  # both together expand to more than one item may
+            _, pages = await shown(engine, over_http(server, input=history, store=False))
+            assert len(pages) == 2 * number
+            history.append({"role": "assistant", "content": "ok"})
+        status, body = await Api(server).call("POST", "/responses", json={"input": [*history, turns[2]]})
+        assert (status, body["error"]["param"]) == (400, "input[4].content[1].file_data")
+        assert "more than 30000 bytes with those before it (max_pages_bytes)" in body["error"]["message"]
+        assert server.service.requests.used_bytes == 0
+
+
+async def test_pages_count_as_bytes_of_requests_while_others_are_read() -> None:
+    engine = PuppetEngine(SEES)
+    async with serve(engine, limits=Limits(tenant_request_bytes=40_000)) as server:
+        used: list[int] = []
+        run_encoded = server.service.documents.sandbox.run_encoded
+
+        async def watched(tenant: str, call: EncodedCall) -> Any:
+            used.append(server.service.requests.used_bytes)
+            return await run_encoded(tenant, call)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(server.service.documents.sandbox, "run_encoded", watched)
+            both = [asked(file(pdf("a", "b"))), asked(file(pdf("c", "d")))]
+            assert len((await shown(engine, over_http(server, input=both)))[1]) == 4
+            assert used[1] - used[0] > 10_000
+            many = [asked(file(pdf(*texts))) for texts in ("ef", "gh", "ij")]
+            status, body = await Api(server).call("POST", "/responses", json={"input": many})
+            assert (status, body["error"]["code"]) == (429, "rate_limit_exceeded")
+        assert server.service.requests.used_bytes == 0
+
+
+async def test_a_history_that_is_sent_again_shares_its_pages_with_the_one_before() -> None:
+    engine = PuppetEngine(SEES)
+    async with serve(engine) as server:
+        forms = []
+        for name in ("one", "two"):
+            running = asyncio.create_task(over_http(server, input=[asked(file()), asked()], user=name))
+            performance = await engine.next()
+            forms.append(next(in_context(performance.job.context())))
+            performance.finish()
+            await running
+        assert forms[0] is forms[1]
+        read = len(server.service.documents._opened)
+        assert read == 1
+        other = over_http(server, input=[asked(file(filename="b.pdf"))])
+        assert (await shown(engine, other))[0].startswith("Sum up[b.pdf, page 1 of 2]")
+        status, _ = await Api(server).call("POST", "/conversations", json={"items": [asked()]})
+        assert status == 200
 
 
 async def test_a_system_message_gets_the_text_of_a_document_for_a_model_that_sees_elsewhere() -> None:
@@ -209,27 +268,6 @@ async def test_checks_read_a_document_that_is_referred_to(tmp_path: Path) -> Non
         assert (status, body["error"]["code"]) == (400, "invalid_prompt")
 
 
-async def test_pages_are_put_together_in_the_thread_that_decodes_large_requests() -> None:
-    engine = PuppetEngine(SEES)
-    loop_thread = threading.get_ident()
-    opened_by: list[int] = []
-
-    def opened(work: ReadDocuments, read: ReadPages) -> tuple[Item, ...]:
-        opened_by.append(threading.get_ident())
-        items = document_reading_opened(work, read)
-        (form,) = in_context(items)
-        assert {"_examined", "attachments", "content_digest"} <= form.__dict__.keys()
-        return items
-
-    document_reading_opened = document_reading.opened
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(document_reading, "opened", opened)
-        async with serve(engine) as server:
-            assert (await shown(engine, over_http(server, input=[asked(file())])))[1]
-    assert len(opened_by) == 1
-    assert opened_by[0] != loop_thread
-
-
 async def test_a_request_has_so_many_documents(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(document_reading, "MOST_DOCUMENTS", 1)
     engine = PuppetEngine()
@@ -254,4 +292,5 @@ async def test_checks_read_the_text_of_documents() -> None:
 
 def test_without_the_extra_nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(document_reading, "find_spec", lambda name: None)
-    assert not DocumentReader(Limits()).is_on
+    decoder = RequestDecoder(Ledger(0, 0), KnownItems(0.0, 0), digests=False)
+    assert not DocumentReader(Limits(), decoder).is_on

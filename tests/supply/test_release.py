@@ -1,14 +1,17 @@
 """What ``python -m supply.release`` finds, writes and states."""
 
 import hashlib
+import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from slipring import __version__
 from supply import bill_of_materials, locked, release
 from supply.locked import ROOT
+from supply.readme import Readme, published
 from supply.release import NotReady, changes_of, set_version, statement
 
 CHANGES = """# Changelog
@@ -103,3 +106,21 @@ def test_the_statement_names_what_was_built_and_from_what(
     source, *locks = made["predicate"]["buildDefinition"]["resolvedDependencies"]
     assert source["digest"] == {"gitCommit": "a" * 40}
     assert [each["uri"] for each in locks] == ["file:supply/lock/build.txt", "file:supply/lock/extras.txt"]
+
+
+def test_links_of_texts_without_their_files_lead_to_the_published_ones() -> None:
+    text = published("[a](docs/a.md#b) ![c](docs/c.svg) [d](https://d.example) [e](#e)", ROOT)
+    base = f"https://slipring.example/source/blob/v{__version__}"
+    assert text == f"[a]({base}/docs/a.md#b) ![c]({base}/docs/c.svg) [d](https://d.example) [e](#e)"
+
+
+def test_the_description_of_the_package_is_the_readme() -> None:
+    metadata: dict[str, Any] = {}
+    Readme(str(ROOT), {}).update(metadata)
+    assert metadata["readme"]["text"].startswith("# slipring\n")
+    assert "](docs/" not in metadata["readme"]["text"]
+
+
+def test_the_bill_of_an_installation_names_the_version() -> None:
+    bill = json.loads(release.named('{"metadata": {"component": {"name": "slipring"}}}'))
+    assert bill["metadata"]["component"]["purl"] == f"pkg:pypi/slipring@{__version__}"

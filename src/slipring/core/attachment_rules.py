@@ -6,23 +6,23 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from slipring.base.errors import InvalidPrompt, InvalidRequest, UnsupportedParameter
-from slipring.core.chain import read_documents
 from slipring.core.chain.fetched_images import fetched_form
 from slipring.core.chain.state import Carry
 from slipring.core.checks.policies import Check, Policy
 from slipring.core.generation import Capabilities
 from slipring.core.limits import Limits
-from slipring.protocol.items import InputFile, InputImage, Item, Message, may_have_images, part_param
+from slipring.protocol.items import Item
 from slipring.protocol.pictures.item_pictures import (
     A_FILE,
     ALL_TYPES,
     ELSEWHERE,
+    Attached,
     BadPicture,
     Picture,
+    attached,
     image_param,
-    is_data,
     is_web,
-    parts_of,
+    part_param,
     pictures,
     roles_in,
 )
@@ -67,19 +67,33 @@ class AttachmentRules(Struct, frozen=True):
     def refuse_beside_documents(self, items: Sequence[Item]) -> None:
         """Refuse what stands beside documents that are to be read, in the same items."""
         for index, item in enumerate(items):
-            if read_documents.documents((item,)):
-                shown = item if item.opened is None else fetched_form(item)
-                assert shown is not None
+            shown = item if item.opened is None else fetched_form(item)
+            if shown is not None and any(part.document is not None for part in attached(shown).parts):
                 self._refuse_in(shown, index, reads_documents=True)
 
-    def refuse_unseen(self, items: Sequence[Item]) -> None:
-        """Refuse images and files in new items that the model does not see, and images beyond the limits."""
+    def refuse_unread(self, items: Sequence[Item]) -> None:
+        """Refuse documents in items that a running response is to read: only those of requests are opened."""
+        if self.capabilities.files:
+            return
+        for index, item in enumerate(items):
+            for part in attached(item).parts:
+                if part.document is not None:
+                    param = part_param(item, index, part.place)
+                    raise UnsupportedParameter(
+                        f"Unsupported value: '{param}': documents are not read while a response runs. Send"
+                        " its text, or the document in a request that continues the response.",
+                        param=param,
+                    )
+
+    def refuse_unseen(self, items: Sequence[Item], *, reads_documents: bool = False) -> None:
+        """Refuse images and files in new items that the model does not see, and images beyond the limits.
+        ``reads_documents``: documents among them will be read before the model gets them."""
         for index, item in enumerate(items):
             # What an item was opened with has passed here before, or this server has made it; except for
             # images that were fetched.
             new = item if item.opened is None else fetched_form(item)
-            if new is not None and may_have_images(new):
-                self._refuse_in(new, index)
+            if new is not None:
+                self._refuse_in(new, index, reads_documents=reads_documents)
 
     def refuse_context(self, carry: Carry) -> None:
         """Refuse a context with this carry if it has what the model does not see, or too many images."""
@@ -122,22 +136,25 @@ class AttachmentRules(Struct, frozen=True):
             )
 
     def _refuse_in(self, item: Item, index: int, *, reads_documents: bool = False) -> None:
-        places = []
-        for place, part in enumerate(parts_of(item)):
-            if isinstance(part, InputFile) and not (reads_documents and read_documents.document_in(part)):
-                self._refuse_file(part_param(item, index, place))
-            if isinstance(part, InputImage):
-                self._refuse_image(item, index, place)
-                if part.image_url is not None and is_data(part.image_url):
-                    places.append(place)
+        has = attached(item)
+        if not has.parts:
+            return
+        shown = []
+        for part in has.parts:
+            if part.is_image:
+                self._refuse_image(part_param(item, index, part.place), has.role)
+                if part.has_data:
+                    shown.append(part)
                 else:
-                    self._refuse_elsewhere(part, image_param(item, index, place))
+                    self._refuse_elsewhere(part, image_param(item, index, part))
+            elif not (reads_documents and part.document is not None):
+                self._refuse_file(part_param(item, index, part.place))
         try:
             found = pictures(item)
         except BadPicture as error:
             raise error.placed(item, index) from None
-        for place, picture in zip(places, found, strict=True):
-            self.refuse_picture(picture, image_param(item, index, place))
+        for part, picture in zip(shown, found, strict=True):
+            self.refuse_picture(picture, image_param(item, index, part))
 
     def refuse_picture(self, picture: Picture, param: str) -> None:
         """Refuse a picture of a type that the model's decoder does not read, and one beyond the limits."""
@@ -171,27 +188,25 @@ class AttachmentRules(Struct, frozen=True):
                 f"The input has a file, which the safety check '{self.unread_by}' cannot read.", param=param
             )
 
-    def _refuse_image(self, item: Item, index: int, place: int) -> None:
-        """Refuse any image if none may reach the model."""
+    def _refuse_image(self, param: str, role: str | None) -> None:
+        """Refuse any image if none may reach the model. ``role``: of its message."""
         if not self.capabilities.images:
-            raise UnsupportedParameter(_BLIND, param=part_param(item, index, place))
-        body = item.body()
-        if isinstance(body, Message) and body.role not in self.capabilities.image_roles:
+            raise UnsupportedParameter(_BLIND, param=param)
+        if role is not None and role not in self.capabilities.image_roles:
             raise UnsupportedParameter(
-                f"This model takes no images in messages of the role {body.role}: it takes them in those of"
+                f"This model takes no images in messages of the role {role}: it takes them in those of"
                 f" {', '.join(self.capabilities.image_roles)}, and in the outputs of calls.",
-                param=part_param(item, index, place),
+                param=param,
             )
         if self.unread_by is not None:
             raise InvalidPrompt(
-                f"The input has an image, which the safety check '{self.unread_by}' cannot read.",
-                param=part_param(item, index, place),
+                f"The input has an image, which the safety check '{self.unread_by}' cannot read.", param=param
             )
 
-    def _refuse_elsewhere(self, part: InputImage, param: str) -> None:
+    def _refuse_elsewhere(self, part: Attached, param: str) -> None:
         """Refuse an image whose data is not in the request, unless the model's server can get it."""
-        url, resolves = part.image_url, self.capabilities.resolves_urls
-        if url is None and part.file_id is None:
+        url, resolves = part.url, self.capabilities.resolves_urls
+        if url is None and not part.has_file_id:
             raise InvalidRequest(
                 f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter"
             )

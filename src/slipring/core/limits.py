@@ -67,6 +67,11 @@ class Limits:
         10 * _MIB, "largest PDF file, by its file and not by its base64; a larger one gets a 400"
     )
     max_document_pages: int = _limit(100, "pages of the longest PDF file; a longer one gets a 400")
+    max_pages_bytes: int = _limit(
+        64 * _MIB,
+        "texts and pictures of the pages of all PDF files in one request, its history included; more get"
+        " a 400. Those of one message or output may be as large as a request",
+    )
     document_timeout_s: float = _limit(
         20.0, "CPU time to read one PDF file; the wall-clock limit is ten times as long"
     )

@@ -47,6 +47,11 @@ class TenantEntries(ABC, Generic[K, V]):
     def used_bytes(self) -> int:
         return self._bytes.used_bytes
 
+    def _drop_all(self, tenant: str) -> None:
+        """Drop all entries of a tenant."""
+        for key in list(self._by_tenant.get(tenant, ())):
+            self._drop(tenant, key)
+
     @abstractmethod
     def _hold(self, tenant: str, value: V) -> int:
         """An entry was added. Returns how many bytes more are in use."""
@@ -122,6 +127,10 @@ class TenantCache(TenantEntries[bytes, tuple[V, int]]):
         self._keep(tenant, {digest: (result, size_bytes + _RESULT_BYTES)})
         while self._bytes.used_by(tenant) > share:
             self._drop(tenant, next(iter(self._by_tenant[tenant])))
+
+    def forget(self, tenant: str) -> None:
+        """Drop all results of a tenant."""
+        self._drop_all(tenant)
 
     def _hold(self, tenant: str, value: tuple[V, int]) -> int:
         return value[1]

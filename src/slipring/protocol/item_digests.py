@@ -89,12 +89,16 @@ _TEXT_FIELDS = {
 }
 
 
-@computed_once
 def item_outline(item: Item) -> bytes:
     """A few bytes that show which part of an item differs from another one. Those of the text are of the
     whole item: the others are compared before them."""
     if item.opened is not None:
         return _outlined(item.type, "", "", "", digest_of(b"".join(map(content_digest, item.opened))))
+    return _own_outline(item)
+
+
+@computed_once
+def _own_outline(item: Item) -> bytes:
     body = item.body()
     role = body.role if isinstance(body, Message) else ""
     name = f"{body.namespace} {body.name}" if isinstance(body, FunctionCall | CustomToolCall) else ""

@@ -348,6 +348,7 @@ _DECODERS: dict[str, wire.Decoder[Body]] = {
 }
 SUPPORTED_TYPES = frozenset(_DECODERS) - CARRIED_TYPES
 
+_DIGEST_BYTES = 16
 _OBJECT_BYTES = 600
 """The objects of an item without its JSON: itself, its ids, and what is computed of it and kept. As measured,
 520 to 660 bytes in a chain of calls and outputs."""
@@ -539,6 +540,26 @@ def _refusal(kind: str, where: str) -> InvalidRequest:
     )
 
 
+def renamed(item: Item, item_id: str) -> Item:
+    """The item under this id, with the same JSON, and with all that was computed of that."""
+    found = structs.replace(item, id=item_id)
+    found.__dict__.update(item.__dict__)
+    return found
+
+
+def opened_with(item: Item, opened: "tuple[Item, ...] | None") -> Item:
+    """The item with these in its place, with the same JSON, and with all that was computed of that."""
+    found = structs.replace(item, opened=opened)
+    found.__dict__.update(item.__dict__)
+    return found
+
+
+@computed_once
+def raw_digest(item: Item) -> bytes:
+    """The digest of the JSON."""
+    return hashlib.blake2b(item.raw, digest_size=_DIGEST_BYTES).digest()
+
+
 def with_id(item: Item, item_id: str) -> Item:
     """The item with this id in its JSON too: clients may send items without ids, but lists show them."""
     if item.id == item_id:
@@ -582,16 +603,6 @@ def kept_tools(item: Item) -> Item | None:
 def user_message(text: str) -> Item:
     content = wire.encode(text)
     return Item(type="message", raw=b'{"type":"message","role":"user","content":' + content + b"}")
-
-
-def part_param(item: Item, index: int, place: int) -> str:
-    """How errors name a part of the content or output of an item: by the position of both."""
-    if item.type != "computer_call_output":
-        return f"input[{index}].{'content' if item.type == 'message' else 'output'}[{place}]"
-    body = item.body()
-    assert isinstance(body, CallOutput)
-    is_url = any(isinstance(part, InputImage) and part.image_url is not None for part in body.output)
-    return f"input[{index}].output.{'image_url' if is_url else 'file_id'}"
 
 
 @computed_once

@@ -7,7 +7,6 @@ field. ``core.turn.request_validation`` decides which valid values this server s
 
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_type_hints
 
@@ -18,9 +17,9 @@ from slipring.base.errors import InvalidJson, InvalidStreamId, UnsupportedParame
 from slipring.protocol import wire
 from slipring.protocol.definitions import Definitions
 from slipring.protocol.endpoints.resent_messages import Known, Piece, read_pieces
-from slipring.protocol.item_digests import content_digest
-from slipring.protocol.items import Effort, Item, may_have_images, read_input
-from slipring.protocol.pictures.item_pictures import BadPicture, pictures
+from slipring.protocol.item_digests import content_digest, item_outline
+from slipring.protocol.items import Effort, Item, read_input
+from slipring.protocol.pictures.item_pictures import examine
 
 T = TypeVar("T")
 Summary = Literal["auto", "concise", "detailed"]
@@ -178,11 +177,12 @@ class CreateRequest(Struct, dict=True):
         as for ``read_items``. Raises ``ApiError``."""
         items = self.read_items(known)
         for item in items:
-            if may_have_images(item):
-                with suppress(BadPicture):  # the turn refuses it, and names its place
-                    pictures(item)
+            examine(item)
+        _ = self.pieces  # their bytes are hashed, and keep that
         if digests:
             _ = self.content_digests
+            for item in items:
+                item_outline(item)
 
     @property
     def compared_id(self) -> str | None:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from importlib import import_module
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from slipring.base.errors import (
     OVERLOAD_RETRY_S,
@@ -163,6 +163,8 @@ machine is too busy."""
 _START_TIMEOUT_S = 60.0
 _EXIT_TIMEOUT_S = 5.0
 _MAX_REPLY_BYTES = 64 * 2**20
+_PIECE_BYTES = 256 * 1024
+"""Larger messages are written in pieces, and decoded in a thread."""
 _PASSED_VARIABLES = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "PYTHONHOME", "PYTHONPATH", "TZ")
 """The rest of the environment is withheld from the child: it may contain API keys."""
 
@@ -178,15 +180,15 @@ class ChildProcess:
     def pid(self) -> int | None:
         return self._child.pid if self._child is not None else None
 
-    async def run(self, data: bytes) -> Outcome:
-        """Send an encoded call and return its outcome.
+    async def run(self, data: bytes) -> "tuple[Outcome, int]":
+        """Send an encoded call and return its outcome, and how many bytes that has.
 
         Raises ``Unavailable`` if no child can be started, or if it got no processor time.
         """
         try:
             child = await self._started()
             async with asyncio.timeout(_WALL_TIME_FACTOR * self._setup.timeout_s):
-                reply = await _exchange(child, data)
+                reply, size = await _exchange(child, data)
         except TimeoutError:
             await self.end()
             busy = f"The server is too busy to {self._setup.words.verb} this. Try again later."
@@ -195,10 +197,10 @@ class ChildProcess:
             await self.end()
             raise
         if not isinstance(reply, Answer):
-            return await self._cause_of_death()
+            return await self._cause_of_death(), 0
         if reply.has_grown:
             await self.end()
-        return reply.outcome
+        return reply.outcome, size
 
     async def end(self) -> None:
         """Kill the child, if it runs."""
@@ -228,7 +230,8 @@ class ChildProcess:
         except OSError as error:
             raise self._unavailable(str(error)) from None
         async with asyncio.timeout(_START_TIMEOUT_S):
-            if await _exchange(child, pipe_messages.encode(self._setup)) is None:
+            ready, _ = await _exchange(child, pipe_messages.encode(self._setup))
+            if ready is None:
                 await self.end()
                 raise self._unavailable("it exited at once")
         return child
@@ -254,19 +257,45 @@ class ChildProcess:
         return Unavailable(f"Nothing can be {words.participle} just now. Try again later.")
 
 
-async def _exchange(child: asyncio.subprocess.Process, data: bytes) -> Reply | None:
-    """Send a message and return the child's reply; None if the child has died."""
+async def _exchange(child: asyncio.subprocess.Process, data: bytes) -> tuple[Reply | None, int]:
+    """Send a message and return the child's reply with its size; None if the child has died."""
     assert child.stdin is not None
     assert child.stdout is not None
     try:
-        child.stdin.write(pipe_messages.with_length(data))
-        await child.stdin.drain()
+        await _write(child.stdin, data)
         size = int.from_bytes(await child.stdout.readexactly(LENGTH_BYTES), "big")
         if size > _MAX_REPLY_BYTES:
-            return None
-        return pipe_messages.decode_reply(await child.stdout.readexactly(size))
+            return None, 0
+        pieces = await _read(child.stdout, size)
     except (asyncio.IncompleteReadError, ConnectionError):
-        return None
+        return None, 0
+    if size <= _PIECE_BYTES:
+        return _decoded(pieces), size
+    return await asyncio.to_thread(_decoded, pieces), size
+
+
+def _decoded(pieces: list[bytes]) -> Reply:
+    return pipe_messages.decode_reply(b"".join(pieces))
+
+
+async def _write(pipe: asyncio.StreamWriter, data: bytes) -> None:
+    """Write a message piece by piece: the event loop would copy a large one as a whole."""
+    pipe.write(len(data).to_bytes(LENGTH_BYTES, "big"))
+    for start in range(0, len(data), _PIECE_BYTES):
+        pipe.write(data[start : start + _PIECE_BYTES])
+        await pipe.drain()
+
+
+async def _read(pipe: asyncio.StreamReader, size: int) -> list[bytes]:
+    """Read so many bytes."""
+    pieces: list[bytes] = []
+    while size:
+        piece = await pipe.read(min(size, _PIECE_BYTES))
+        if not piece:
+            raise asyncio.IncompleteReadError(b"", size)
+        pieces.append(piece)
+        size -= len(piece)
+    return pieces
 
 
 async def _wait(child: asyncio.subprocess.Process) -> int:
@@ -282,6 +311,20 @@ async def _wait(child: asyncio.subprocess.Process) -> int:
     with contextlib.suppress(ConnectionError):
         await child.stdin.wait_closed()
     return code
+
+
+class EncodedCall(NamedTuple):
+    """A call as it is sent to a child."""
+
+    task: str
+    data: bytes
+    digest: bytes
+
+
+def encoded_call(task: str, *arguments: Any) -> EncodedCall:
+    """Encode a call. Takes time in proportion to its arguments: large ones are to be encoded in a thread."""
+    data = pipe_messages.encode(Call(task, list(arguments)))
+    return EncodedCall(task, data, blake2b(data, digest_size=20).digest())
 
 
 class _PendingCall:
@@ -334,16 +377,23 @@ class Sandbox:
         return self._cache.used_bytes
 
     async def run(self, tenant: str, task: str, *arguments: Any) -> Any:
-        if task not in self._tasks:
-            raise LookupError(f"there is no task '{task}'")
-        data = pipe_messages.encode(Call(task, list(arguments)))
-        if len(data) > self.limits.call_bytes:
+        return await self.run_encoded(tenant, encoded_call(task, *arguments))
+
+    async def run_encoded(self, tenant: str, call: EncodedCall) -> Any:
+        """``run``, of a call that is encoded already."""
+        if call.task not in self._tasks:
+            raise LookupError(f"there is no task '{call.task}'")
+        if len(call.data) > self.limits.call_bytes:
             raise TooExpensive(f"has more than {self.limits.call_bytes} bytes ({self.limits.words.size})")
-        key = tenant, blake2b(data, digest_size=20).digest()
+        key = tenant, call.digest
         outcome = self._cache.find(key)
         if outcome is None:
-            outcome = await self._outcome(key, data)
+            outcome = await self._outcome(key, call.data)
         return _result(outcome)
+
+    def forget(self, tenant: str) -> None:
+        """Forget the outcomes of a tenant's calls."""
+        self._cache.forget(tenant)
 
     async def close(self) -> None:
         """Kill the children. Waiting and running calls raise ``Unavailable``."""
@@ -385,7 +435,7 @@ class Sandbox:
 
     async def _execute(self, call: _PendingCall, process: ChildProcess) -> None:
         try:
-            outcome = await process.run(call.data)
+            outcome, size = await process.run(call.data)
         except BaseException as error:
             _fail(call, error if isinstance(error, Exception) else _stopping())
             if not isinstance(error, Exception):
@@ -394,7 +444,7 @@ class Sandbox:
             if isinstance(outcome, Crashed):
                 log.error("a sandbox task failed:\n%s", outcome.traceback)
             else:
-                self._cache.put(call.key, outcome, len(pipe_messages.encode(outcome)))
+                self._cache.put(call.key, outcome, size)
             if not call.future.done():
                 call.future.set_result(outcome)
         finally:

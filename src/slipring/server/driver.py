@@ -16,7 +16,8 @@ from typing import Any, TypeGuard
 from msgspec import structs
 
 from slipring.base.errors import ApiError, ServerError, Unavailable, conversation_not_found, forget_frames
-from slipring.core.chain import item_ids
+from slipring.core.chain import fetched_images, item_ids
+from slipring.core.chain.fetched_images import Fetched
 from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Emit, Job
 from slipring.core.hosted.tools import CallProgress
@@ -60,7 +61,7 @@ from slipring.engines.constraints import custom_inputs, stop_sequences
 from slipring.protocol.events import Event
 from slipring.protocol.items import Item, with_id
 from slipring.protocol.pictures.item_pictures import image_count
-from slipring.server import document_reading, inspection_runner, padding
+from slipring.server import inspection_runner, padding
 from slipring.server.access.auth import Caller
 from slipring.server.clock import now, unix_time
 from slipring.server.cluster.state_lookup import States
@@ -68,6 +69,7 @@ from slipring.server.hosted_tools import registry
 from slipring.server.observation.ended_turns import EndedTurn, Origin, TurnContent
 from slipring.server.service import Service
 from slipring.stores.conversations import Appended
+from slipring.stores.pictures import prepare
 from slipring.stores.runs import Lease, LeaseLost
 
 log = logging.getLogger("slipring")
@@ -373,11 +375,14 @@ class Driver:
         if isinstance(work, ResolveTools):
             return self._resolve(work)
         if isinstance(work, FetchImages):
-            return await self.service.images.fetch(self.session.tenant, work.urls)
+            fetched = await self.service.images.fetch(self.session.tenant, work.urls)
+            decoder, size = (
+                self.service.decoder,
+                sum(len(each) for each in fetched.values() if isinstance(each, str)),
+            )
+            return await decoder.if_large(self.session.tenant, size, _with_images, work.items, fetched)
         if isinstance(work, ReadDocuments):
-            tenant, documents = self.session.tenant, self.service.documents
-            read = await documents.read(tenant, work.documents, draws=work.draws)
-            return await self.service.decoder.in_thread(tenant, document_reading.opened, work, read)
+            return await self.service.documents.read(self.session.tenant, work)
         if isinstance(work, ListTools):
             return await self._list_tools(work)
         if isinstance(work, ClaimApprovals):
@@ -558,13 +563,20 @@ class Driver:
         store, tenant = self.service.store, self.session.tenant
         # A failed response adds nothing to its conversation: its client sends the same input again.
         joined = turn.bound.joined if not turn.has_failed else None
-        appended = _appended(joined, state) if joined is not None else None
+        appended = await self._added(joined, state)
         if turn.stores:
             # Shielded: the future is the run's, and must not be cancelled with this turn.
             lease = await asyncio.shield(self._lease) if self._lease is not None else None
             await store.responses.save(tenant, state, appended=appended, lease=lease)
         elif appended is not None:
             await store.conversations.append(tenant, state.id, appended)
+
+    async def _added(self, joined: Joined | None, state: ResponseState) -> Appended | None:
+        """What a response adds to its conversation, if it has one."""
+        if joined is None:
+            return None
+        size = sum(len(item.raw) for item in (*state.input, *state.output))
+        return await self.service.decoder.if_large(self.session.tenant, size, _appended, joined, state)
 
 
 class Exchange:
@@ -606,6 +618,12 @@ def _appended(joined: Joined, state: ResponseState) -> Appended:
             spare_ids[len(added)] = own_id
         added.append(with_id(item, item.id or own_id))
     return Appended(joined.conversation_id, joined.version, (*added, *state.output), spare_ids)
+
+
+def _with_images(items: Sequence[Item], fetched: Fetched) -> tuple[Item, ...]:
+    opened = fetched_images.opened(items, fetched)
+    prepare(item for item, sent in zip(opened, items, strict=True) if item is not sent)
+    return opened
 
 
 def _since_compaction(items: tuple[Item, ...]) -> tuple[Item, ...]:

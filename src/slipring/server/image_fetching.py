@@ -92,13 +92,7 @@ class ImageFetcher:
         if (kept := self._kept.find(key)) is not None:
             return kept
         data = await self._download(url, most)
-        try:
-            header = read_image_header(data)
-        except BrokenImage as error:
-            raise _Failed(f"it {error}") from None
-        if header is None:
-            raise _Failed("it is no PNG, JPEG, WebP or GIF file")
-        fetched = f"data:{header.media_type};base64,{base64.b64encode(data).decode()}"
+        fetched = await asyncio.to_thread(_data_url, data)
         self._kept.put(key, fetched, len(fetched))
         return fetched
 
@@ -143,6 +137,17 @@ class ImageFetcher:
                 headers={"User-Agent": "slipring"},
             )
         return self._session
+
+
+def _data_url(data: bytes) -> str:
+    """An image file as a data URL. Takes time in proportion to it."""
+    try:
+        header = read_image_header(data)
+    except BrokenImage as error:
+        raise _Failed(f"it {error}") from None
+    if header is None:
+        raise _Failed("it is no PNG, JPEG, WebP or GIF file")
+    return f"data:{header.media_type};base64,{base64.b64encode(data).decode()}"
 
 
 async def _body(answer: aiohttp.ClientResponse, most: int) -> bytes:

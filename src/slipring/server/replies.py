@@ -16,7 +16,12 @@ _REQUEST_ID = web.RequestKey("request_id", str)
 
 
 def json_response(body: object, status: int = 200) -> web.Response:
-    return web.Response(body=wire.encode(body), status=status, content_type="application/json")
+    return encoded_response(wire.encode(body), status)
+
+
+def encoded_response(body: bytes, status: int = 200) -> web.Response:
+    """JSON as an HTTP response."""
+    return web.Response(body=body, status=status, content_type="application/json")
 
 
 def error_response(error: ApiError, translation: Translation = RESPONSES) -> web.Response:

@@ -4,7 +4,7 @@ The event loop could do nothing else while it decodes a large request. The threa
 milliseconds, between items.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
@@ -12,11 +12,14 @@ from typing import TypeVar
 from slipring.base.errors import ApiError, forget_frames
 from slipring.core.byte_ledger import Ledger
 from slipring.core.chain.known_contexts import KnownItems
+from slipring.core.checks import subjects
 from slipring.core.ports import Betas
 from slipring.core.session import client_events
+from slipring.core.session.request_charges import objection
 from slipring.engines.tokens.tokenizer_threads import FairThreadPool
 from slipring.protocol import requests
 from slipring.protocol.endpoints.resent_messages import Known
+from slipring.protocol.items import Item
 from slipring.protocol.requests import CreateRequest
 
 T = TypeVar("T")
@@ -32,26 +35,25 @@ _THREADS = 1
 class RequestDecoder:
     """Decodes the requests of all clients. Every method raises ``ApiError`` if the request is not valid."""
 
-    def __init__(self, requests: Ledger, known: KnownItems, *, digests: bool) -> None:
+    def __init__(self, requests: Ledger, known: KnownItems, *, digests: bool, inspects: bool = False) -> None:
         """``requests``: counts the bytes of large requests while they wait for the thread and are decoded.
-        ``known``: what was decoded before. ``digests``: whether the digests of items will be
-        needed."""
+        ``known``: what was decoded before. ``digests``: whether the digests of items will be needed;
+        ``inspects``: whether what safety checks read of them will be."""
         self._threads = FairThreadPool("read", _THREADS)
         self._requests = requests
         self._known = known
         self._digests = digests
+        self._inspects = inspects
 
     async def frame(self, tenant: str, frame: bytes | str, betas: Betas) -> client_events.Read:
         """Decode a large WebSocket message for ``Session.receive``, which decodes small ones itself."""
         with self._counted(tenant, len(frame)):
             known = self._known.of(tenant)
-            read_ahead = partial(client_events.read_ahead, digests=self._digests, known=known)
-            return await self.in_thread(tenant, read_ahead, frame, betas)
+            return await self.in_thread(tenant, self._read_ahead, frame, betas, known)
 
     async def create(self, tenant: str, body: bytes, read: ReadCreate) -> CreateRequest:
         """Decode the body of a create request with ``read``."""
-        read_whole = partial(_with_items, read, self._digests, self._known.of(tenant))
-        return await self.body(tenant, body, read_whole)
+        return await self.body(tenant, body, partial(self._read_whole, read, self._known.of(tenant)))
 
     async def body(self, tenant: str, body: bytes, read: Callable[[bytes], T]) -> T:
         """Decode a request's body with ``read``."""
@@ -59,6 +61,35 @@ class RequestDecoder:
             return read(requests.require_body(body))
         with self._counted(tenant, len(body)):
             return await self.in_thread(tenant, lambda: read(requests.require_body(body)))
+
+    def _read_ahead(self, frame: bytes | str, betas: Betas, known: Known) -> client_events.Read:
+        found = client_events.read_ahead(frame, betas, digests=self._digests, known=known)
+        if isinstance(found.event, client_events.Create):
+            self.prepare(found.event.request.read)
+        return found
+
+    def _read_whole(self, read: ReadCreate, known: Known, body: bytes) -> CreateRequest:
+        """Decode a create request; of a large one, its items too, which are otherwise decoded on first
+        use."""
+        request = read(body, known)
+        if len(body) > LARGE_BYTES:
+            request.read_ahead(digests=self._digests, known=known)
+            self.prepare(request.read)
+        return request
+
+    def prepare(self, items: Iterable[Item]) -> None:
+        """Work out what safety checks read of items with images and files, if there are checks. In the
+        thread."""
+        if self._inspects:
+            for item in items:
+                subjects.prepare(item)
+
+    async def if_large(self, tenant: str, size_bytes: int, work: Callable[..., T], *arguments: object) -> T:
+        """Call ``work``, which processes so many bytes: in the thread if they are many, otherwise right
+        here."""
+        if size_bytes <= LARGE_BYTES:
+            return work(*arguments)
+        return await self.in_thread(tenant, work, *arguments)
 
     async def in_thread(self, tenant: str, work: Callable[..., T], *arguments: object) -> T:
         """Call ``work`` in the thread. Tenants take turns."""
@@ -70,17 +101,28 @@ class RequestDecoder:
             raise
 
     @contextmanager
+    def counting(self, tenant: str) -> Iterator[Callable[[int], None]]:
+        """Count what is added to a request while it is prepared. Yields what counts more bytes, and raises
+        ``RateLimited`` or ``Unavailable`` if they do not fit."""
+        counted = 0
+
+        def count(size_bytes: int) -> None:
+            nonlocal counted
+            if (error := objection(self._requests, tenant, size_bytes)) is not None:
+                raise error
+            self._requests.add(tenant, size_bytes)
+            counted += size_bytes
+
+        try:
+            yield count
+        finally:
+            if counted:
+                self._requests.remove(tenant, counted)
+
+    @contextmanager
     def _counted(self, tenant: str, size_bytes: int) -> Iterator[None]:
         self._requests.add(tenant, size_bytes)
         try:
             yield
         finally:
             self._requests.remove(tenant, size_bytes)
-
-
-def _with_items(read: ReadCreate, digests: bool, known: Known, body: bytes) -> CreateRequest:
-    """Decode a create request; of a large one, its items too, which are otherwise decoded on first use."""
-    request = read(body, known)
-    if len(body) > LARGE_BYTES:
-        request.read_ahead(digests=digests, known=known)
-    return request

@@ -116,7 +116,9 @@ class Service:
         """Bytes of requests that are being received, wait or are served."""
         room = room_for_connections(raise_limit(), limits.max_connections)
         self.connections = Connections(limits, room, self.requests, now)
-        self.decoder = RequestDecoder(self.requests, self.items, digests=limits.recognised_s > 0)
+        self.decoder = RequestDecoder(
+            self.requests, self.items, digests=limits.recognised_s > 0, inspects=bool(config.checks)
+        )
         self.retrieval_slots = TenantSlots(limits.tenant_retrievals)
         """Stored objects that are read and encoded. Each may be as large as a request, and several copies of
         it exist meanwhile; once encoded, its bytes count as unread by the client."""
@@ -136,7 +138,7 @@ class Service:
         self.tool_runner = ToolRunner(Registry(config, os.environ), limits)
         self.images = ImageFetcher(config.image_host, limits.max_frame_bytes)
         """Fetches images that requests name by URL."""
-        self.documents = DocumentReader(limits)
+        self.documents = DocumentReader(limits, self.decoder)
         """Reads PDF files for models that take no files."""
         self.seal: Seal = KeyedSeal([new_key()])
         """Uses a temporary key until the server has started."""
@@ -237,6 +239,7 @@ class Service:
         """Forget what a tenant has sent lately, because some of it was deleted: no index says what."""
         self.heads.forget(tenant)
         self.items.forget(tenant)
+        self.documents.forget(tenant)
 
     async def require_room(self, caller: Caller) -> None:
         """Raise if a caller's key was revoked or a quota is used up."""

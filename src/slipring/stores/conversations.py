@@ -25,7 +25,15 @@ from slipring.stores.databases.database import (
     UniqueViolated,
     until_known,
 )
-from slipring.stores.pictures import Detached, Pictures, unpack_one, used_by_item
+from slipring.stores.pictures import (
+    Detached,
+    Pictures,
+    in_thread_if_large,
+    prepare,
+    prepare_large,
+    unpack_one,
+    used_by_item,
+)
 from slipring.stores.pruning import Expiry
 
 
@@ -297,6 +305,7 @@ class Conversations:
 
     async def append(self, tenant: str, response_id: str, appended: Appended) -> None:
         """Add the items of a response that is not stored. Does nothing if the conversation was deleted."""
+        await prepare_large(appended.items)
         detached = Detached()
         statements = append_statements(tenant, response_id, appended, detached)
         try:
@@ -371,4 +380,10 @@ class Conversations:
     async def _unpacked(self, tenant: str, rows: Sequence[Row]) -> list[Item]:
         """Decode items by their ids and data. An item has its spare id if another one has its own."""
         pictures = await self._pictures.read(tenant, (data for _, data in rows))
-        return [with_id(unpack_one(data, pictures), item_id) for item_id, data in rows]
+        return await in_thread_if_large(pictures, _unpack_rows, rows, pictures)
+
+
+def _unpack_rows(rows: Sequence[Row], pictures: Mapping[bytes, bytes]) -> list[Item]:
+    items = [with_id(unpack_one(data, pictures), item_id) for item_id, data in rows]
+    prepare(items)
+    return items

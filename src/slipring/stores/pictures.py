@@ -6,23 +6,27 @@ item is then what it was, byte for byte. A row that needs pictures has a row in 
 each, which goes with it; a picture that no row uses is pruned.
 """
 
+import asyncio
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from hashlib import blake2b
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
 from msgspec import structs
 
 from slipring.core.tenant_entries import TenantEntries
-from slipring.protocol.items import Item, computed_once
+from slipring.protocol.item_digests import content_digest, item_outline
+from slipring.protocol.items import Item, raw_digest
+from slipring.protocol.pictures.data_spans import data_spans
+from slipring.protocol.pictures.item_pictures import examine
 from slipring.stores.databases.database import Database, ForeignKeyViolated, Row, Statement
 
-_LEAST_BYTES = 2048
-"""Shorter data stays in its item: a row for it would take as much."""
-_START = b";base64,"
-_DATA = re.compile(rb"[A-Za-z0-9+/=\\]+")
+T = TypeVar("T")
+_SMALL_BYTES = 8 * 1024
+LARGE_BYTES = 128 * 1024
+"""Items with more data are put together and examined in a thread."""
+_PREPARED = {data_spans.__name__, raw_digest.__name__}
 _PLACE = re.compile(rb"\x00([0-9a-f]{64})\x00")
-_DIGEST_BYTES = 32
 _KNOWN_BYTES = 1024 * 1024
 _ENTRY_BYTES = 250
 _INSERT = """
@@ -59,7 +63,7 @@ class Detached:
     __slots__ = ("found",)
 
     def __init__(self) -> None:
-        self.found: dict[bytes, bytes] = {}
+        self.found: dict[bytes, memoryview] = {}
         """The base64 of each picture, by its digest."""
 
     def pack(self, items: Iterable[Item]) -> bytes:
@@ -69,35 +73,17 @@ class Detached:
         return _pack(self._without(item))
 
     def _without(self, item: Item) -> Item:
-        opened = item.opened
-        if opened is not None and any(map(_spans, opened)):
+        opened, spans = item.opened, data_spans(item)
+        if opened is not None and any(map(data_spans, opened)):
             item = structs.replace(item, opened=tuple(map(self._without, opened)))
-        spans = _spans(item)
         if not spans:
             return item
         pieces, end = [], 0
         for start, stop, digest in spans:
-            self.found.setdefault(digest, item.raw[start:stop])
+            self.found.setdefault(digest, memoryview(item.raw)[start:stop])
             pieces += [item.raw[end:start], b"\x00", digest.hex().encode(), b"\x00"]
             end = stop
         return structs.replace(item, raw=b"".join((*pieces, item.raw[end:])))
-
-
-@computed_once
-def _spans(item: Item) -> tuple[tuple[int, int, bytes], ...]:
-    """Where the data of pictures stands in the JSON of an item, and the digest of each."""
-    raw, found, end = item.raw, [], 0
-    if len(raw) < _LEAST_BYTES:
-        return ()
-    lowered = raw.lower()  # URLs may have capitals; many times faster than a search for either
-    while len(raw) - end >= _LEAST_BYTES and (start := lowered.find(_START, end)) >= 0:
-        start += len(_START)
-        data = _DATA.match(raw, start)
-        end = data.end() if data is not None else start
-        if end - start >= _LEAST_BYTES:
-            digest = blake2b(memoryview(raw)[start:end], digest_size=_DIGEST_BYTES).digest()
-            found.append((start, end, digest))
-    return tuple(found)
 
 
 def digests_in(packed: Iterable[bytes]) -> set[bytes]:
@@ -114,6 +100,46 @@ def unpack(packed: bytes, pictures: Mapping[bytes, bytes]) -> tuple[Item, ...]:
     """The items as they were, with these pictures."""
     items = _items.decode(packed)
     return tuple(_with(item, pictures) for item in items) if b"\x00" in packed else items
+
+
+def _unpack_all(packed: Sequence[bytes], pictures: Mapping[bytes, bytes]) -> list[tuple[Item, ...]]:
+    found = [unpack(each, pictures) for each in packed]
+    for items in found:
+        prepare(items)
+    return found
+
+
+async def in_thread_if_large(
+    pictures: Mapping[bytes, bytes], work: Callable[..., T], *arguments: object
+) -> T:
+    """Call ``work``, which puts these pictures back where they were: in a thread if they are large."""
+    if sum(map(len, pictures.values())) <= LARGE_BYTES:
+        return work(*arguments)
+    return await asyncio.to_thread(work, *arguments)
+
+
+def prepare(items: Iterable[Item]) -> None:
+    """Examine items as those of large requests are, and what they are opened with. For a thread."""
+    for item in items:
+        for each in (item, *(item.opened or ())):
+            if len(each.raw) > _SMALL_BYTES:
+                examine(each)
+                content_digest(each)
+                item_outline(each)
+                raw_digest(each)
+
+
+async def prepare_large(items: Iterable[Item]) -> None:
+    """Examine large items that were not examined yet, in a thread."""
+    if unprepared := [item for item in items if _is_unprepared(item)]:
+        await asyncio.to_thread(prepare, unprepared)
+
+
+def _is_unprepared(item: Item) -> bool:
+    return any(
+        len(each.raw) > LARGE_BYTES and not each.__dict__.keys() >= _PREPARED
+        for each in (item, *(item.opened or ()))
+    )
 
 
 def _with(item: Item, pictures: Mapping[bytes, bytes]) -> Item:
@@ -173,6 +199,12 @@ class Pictures:
             found |= {bytes(digest): bytes(data) for digest, data in rows}
         self._known.add(tenant, found)
         return found
+
+    async def unpacked(self, tenant: str, packed: Sequence[bytes]) -> list[tuple[Item, ...]]:
+        """The items of rows, with their pictures. Large ones are put together in a thread, and examined there
+        for what the event loop will look for."""
+        pictures = await self.read(tenant, packed)
+        return await in_thread_if_large(pictures, _unpack_all, packed, pictures)
 
     async def write(self, tenant: str, detached: Detached, *statements: Statement) -> list[list[Row]]:
         """Execute statements that use these pictures, and store the pictures before them. Returns the rows of

@@ -17,13 +17,14 @@ from slipring.core.chain.head import Head
 from slipring.core.chain.state import Approval, Carry, OpenCall, Position, Positions, ResponseState
 from slipring.core.checks.verdicts import NodeVerdicts
 from slipring.protocol import wire
-from slipring.protocol.items import Item
+from slipring.protocol.items import Item, raw_digest
 from slipring.protocol.requests import TextFormat
 from slipring.protocol.responses import Response
 from slipring.protocol.tools import CallableTool, Toolset
 from slipring.stores.pictures import Detached, unpack
 
 _NO_CARRY = Carry()
+_NO_PICTURES: Mapping[bytes, bytes] = MappingProxyType({})
 _DIGEST_BYTES = 16
 
 _pack = msgspec.msgpack.Encoder().encode
@@ -82,7 +83,7 @@ def names(state: ResponseState) -> list[bytes]:
     """Return, for each item whose id a client chose, digests of the id and of the item. An id that the server
     gave needs none: it says in which response its item is."""
     return [
-        name_digest(item.id) + _digest(item.raw)
+        name_digest(item.id) + raw_digest(item)
         for item in (*state.input, *state.output)
         if item.id is not None and not item_ids.is_minted(item.id)
     ]
@@ -94,7 +95,7 @@ def name_digest(item_id: str) -> bytes:
 
 def named_item(items: Iterable[Item], item_id: str, digest: bytes) -> Item:
     """Return the item with this id and this digest out of those of its response."""
-    return next(item for item in items if item.id == item_id and _digest(item.raw) == digest)
+    return next(item for item in items if item.id == item_id and raw_digest(item) == digest)
 
 
 def _digest(data: bytes) -> bytes:
@@ -196,10 +197,11 @@ def rebuild(
     parent: ResponseState | None,
     head: Head,
     positions: Positions | None,
-    pictures: Mapping[bytes, bytes] = MappingProxyType({}),
+    items: tuple[tuple[Item, ...], tuple[Item, ...]] | None = None,
 ) -> ResponseState:
-    """Decode a record into the state that continues ``parent``. ``pictures``: those that its items lack."""
-    output = unpack(record.output, pictures)
+    """Decode a record into the state that continues ``parent``. ``items``: its input and output; None if they
+    are in the record as a whole, with their pictures."""
+    input, output = items or (unpack(record.input, _NO_PICTURES), unpack(record.output, _NO_PICTURES))
     position: Position | None = None
     if record.position is not None and positions is not None:
         before = parent.position if parent is not None else None
@@ -208,7 +210,7 @@ def rebuild(
         response=unpack_response(record.response, head, output),
         parent=parent,
         head=head,
-        input=unpack(record.input, pictures),
+        input=input,
         output=output,
         carry=unpack_carry(record.carry, parent.carry if parent is not None else None),
         position=position,

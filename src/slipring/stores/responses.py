@@ -6,10 +6,8 @@ rows have ``expires_at`` 0, so that one index finds all rows that may be removed
 """
 
 import asyncio
-from collections.abc import Iterable
-from itertools import chain
-
-from msgspec import structs
+from collections.abc import Iterable, Sequence
+from itertools import chain, islice
 
 from slipring.base.errors import Unavailable
 from slipring.core.byte_ledger import ChainLedger
@@ -19,7 +17,7 @@ from slipring.core.chain.item_ids import Place
 from slipring.core.chain.state import Positions, ResponseState
 from slipring.core.checks.verdicts import NodeVerdicts
 from slipring.core.tenant_entries import TenantEntries
-from slipring.protocol.items import Item
+from slipring.protocol.items import Item, renamed
 from slipring.protocol.responses import Response
 from slipring.stores import response_codec
 from slipring.stores.conversations import Appended, append_statements
@@ -32,7 +30,7 @@ from slipring.stores.databases.database import (
     Statement,
     until_known,
 )
-from slipring.stores.pictures import Detached, Pictures, unpack, used_by_response
+from slipring.stores.pictures import Detached, Pictures, prepare_large, used_by_response
 from slipring.stores.pruning import Expiry
 from slipring.stores.response_codec import Record
 from slipring.stores.runs import Lease, LeaseLost, require_lease
@@ -225,7 +223,7 @@ class Responses:
             return None
         response, output, instructions, tools = rows[0]
         head = response_codec.read_head(instructions, tools)
-        items = unpack(output, await self._pictures.read(tenant, [output]))
+        (items,) = await self._pictures.unpacked(tenant, [output])
         return response_codec.unpack_response(response, head, items)
 
     async def load_items(self, tenant: str, wanted_ids: Iterable[str]) -> dict[str, Item]:
@@ -240,8 +238,7 @@ class Responses:
         for response_id, places in wanted.items():
             rows = await self._database.read(_ITEMS, tenant, response_id, self._expiry.now())
             for packed in rows:
-                pictures = await self._pictures.read(tenant, packed)
-                found |= _pick(response_id, places, *(unpack(each, pictures) for each in packed))
+                found |= _pick(response_id, places, *await self._pictures.unpacked(tenant, packed))
         return found
 
     async def load_named(self, tenant: str, item_id: str) -> list[Item]:
@@ -251,8 +248,7 @@ class Responses:
         found: list[Item] = []
         for digest, response_id in named:
             for packed in await self._database.read(_ITEMS, tenant, response_id, now):
-                pictures = await self._pictures.read(tenant, packed)
-                items = chain.from_iterable(unpack(each, pictures) for each in packed)
+                items = chain.from_iterable(await self._pictures.unpacked(tenant, packed))
                 found.append(response_codec.named_item(items, item_id, digest))
         return found
 
@@ -287,11 +283,14 @@ class Responses:
         ``must_be_new``: raise ``RequiredRowMissing``, and write nothing, if it was saved before.
         """
         detached = Detached()
+        await prepare_large((*state.input, *state.output, *(appended.items if appended is not None else ())))
         own = self._insert(tenant, state, detached, must_be_new=must_be_new)
         after = append_statements(tenant, state.id, appended, detached) if appended is not None else []
         ancestors, attempts_left = 0, _MAX_ATTEMPTS
         while True:
-            lineage = self._insert_ancestors(tenant, state, ancestors, detached)
+            nodes = _nearest(state, ancestors)
+            await prepare_large(item for node in nodes for item in (*node.input, *node.output))
+            lineage = self._insert_ancestors(tenant, nodes, detached)
             pictures = self._pictures.inserts(tenant, detached)
             try:
                 await self._database.write(*before, *pictures, *lineage, *own, *after)
@@ -342,15 +341,10 @@ class Responses:
         return statements + used_by_response(tenant, state.id, detached)
 
     def _insert_ancestors(
-        self, tenant: str, state: ResponseState, count: int, detached: Detached
+        self, tenant: str, nodes: Sequence[ResponseState], detached: Detached
     ) -> list[Statement]:
-        """Return statements that insert the nearest ``count`` ancestors, oldest first, unless they exist.
-        ``detached`` gets their pictures."""
-        nodes: list[ResponseState] = []
-        node = state.parent
-        while node is not None and len(nodes) < count:
-            nodes.append(node)
-            node = node.parent
+        """Return statements that insert ancestors, newest first, unless they exist. ``detached`` gets their
+        pictures."""
         statements: list[Statement] = []
         head: Head | None = None
         for node in reversed(nodes):
@@ -369,7 +363,8 @@ class Responses:
         texts = {row[1]: (row[8], row[9]) for row in rows if row[9] is not None}
         heads: dict[bytes, Head] = {}
         state, start = self._newest_cached(tenant, rows)
-        pictures = await self._pictures.read(tenant, (packed for row in rows[start:] for packed in row[3:5]))
+        packed = [each for row in rows[start:] for each in row[3:5]]
+        unpacked = iter(await self._pictures.unpacked(tenant, packed))
         if state is not None:
             heads[rows[start - 1][1]] = state.head
         for number, row in enumerate(rows[start:], 1):
@@ -379,7 +374,8 @@ class Responses:
                 previous = state.head if state is not None else None
                 instructions, tools = texts[record.head]
                 head = heads[record.head] = response_codec.read_head(instructions, tools, previous)
-            state = response_codec.rebuild(record, state, head, self._positions, pictures)
+            items = next(unpacked), next(unpacked)
+            state = response_codec.rebuild(record, state, head, self._positions, items)
             if number % _YIELD_EVERY == 0:
                 await asyncio.sleep(0)
         assert state is not None
@@ -392,6 +388,11 @@ class Responses:
             if state is not None:
                 return state, end
         return None, 0
+
+
+def _nearest(state: ResponseState, count: int) -> list[ResponseState]:
+    """The nearest ``count`` ancestors."""
+    return list(islice(state.chain(), 1, count + 1))
 
 
 def _head(tenant: str, head: Head) -> Statement:
@@ -411,5 +412,5 @@ def _pick(
         item = candidates[place.index]
         by_place = item_ids.place_id(item, response_id, place.index) if place.of_input else None
         if item_id in (item.id, by_place):
-            found[item_id] = item if item.id == item_id else structs.replace(item, id=item_id)
+            found[item_id] = item if item.id == item_id else renamed(item, item_id)
     return found

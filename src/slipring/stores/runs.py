@@ -16,7 +16,7 @@ from slipring.protocol.items import Item
 from slipring.protocol.responses import Response, Status
 from slipring.stores import response_codec
 from slipring.stores.databases.database import Database, RequiredRowMissing, Statement
-from slipring.stores.pictures import Detached, Pictures, unpack, used_by_run
+from slipring.stores.pictures import Detached, Pictures, prepare_large, used_by_run
 from slipring.stores.pruning import Expiry
 
 
@@ -232,6 +232,7 @@ class Runs:
         args = (tenant, response.id, response.status, owner, _FIRST_EPOCH, float(lease_until))
         opened = Statement(_OPEN, (*args, _newest(events), wire.encode(response), expires_at))
         detached = Detached()
+        await prepare_large(beginning.input if beginning is not None else ())
         begun = _begin(tenant, response, beginning, detached)
         await self._pictures.write(tenant, detached, opened, *_insert(tenant, response.id, events), *begun)
         return Lease(tenant, response.id, owner, _FIRST_EPOCH)
@@ -259,6 +260,7 @@ class Runs:
         unsaved = self._unsaved(lease.tenant, response)
         try:
             detached = Detached()
+            await prepare_large(beginning.input if beginning is not None else ())
             begun = _begin(lease.tenant, response, beginning, detached)
             await self._pictures.write(lease.tenant, detached, appended, *unsaved, *inserts, *begun)
         except RequiredRowMissing:
@@ -284,7 +286,7 @@ class Runs:
             return None
         parent_id, is_upstream, instructions, tools, packed = rows[0]
         head = response_codec.read_head(instructions, tools)
-        items = unpack(packed, await self._pictures.read(tenant, [packed]))
+        (items,) = await self._pictures.unpacked(tenant, [packed])
         return Beginning(parent_id, head, items, bool(is_upstream))
 
     async def events(self, tenant: str, response_id: str, *, after: int, limit: int) -> list[RunEvent]:

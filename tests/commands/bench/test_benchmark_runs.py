@@ -213,38 +213,3 @@ def test_the_table_of_gateways_says_who_needs_less(
     assert lines[0].startswith("| WebSocket: added to a turn, ms | ")
     sentence = table.sentence(turns, rest)
     assert sentence.startswith(f"{verdict}WebSocket: added to a turn ({ratio}); ")
-
-
-@pytest.mark.usefixtures("programs")
-def test_the_short_table_of_engines_has_full_history_and_the_fastest_other_way_of_each_server() -> None:
-    comparison = program("comparison")
-    walls = {
-        ("vllm", "full"): 8000.0,
-        ("vllm", "chat"): 7000.0,
-        ("vllm", "chained"): 6000.0,
-        ("agentic-api", "full"): 9000.0,
-        ("agentic-api", "chained"): 8500.0,
-        ("agentic-api", "websocket"): 0.0,
-        ("slipring", "full"): 5000.0,
-        ("slipring", "chained"): 3500.0,
-        ("slipring", "websocket"): 3000.0,
-    }
-    record = comparison.Record(
-        **{"engine": "vllm", "when": "2026-11-17", "versions": {}, "repeats": 1, "threads": 1},
-        machine=results.Machine(cpu="any", cores=2, memory_gib=1.0, system="Linux"),
-        plan=comparison.Plan(25, 3500, 20),
-        measured=[
-            comparison.Measured(*way, at_once, 0, wall_ms=wall * at_once, wrong=None if wall else "lost: 1")
-            for way, wall in walls.items()
-            for at_once in (1, 4)
-        ],
-    )
-    assert comparison.short_table(record).splitlines()[2:] == [
-        "| vLLM `/v1/responses`, full history | 8.00 s | 32.00 s |",
-        "| vLLM `/v1/responses`, chained | 6.00 s | 24.00 s |",
-        "| agentic-api `/v1/responses`, full history | 9.00 s | 36.00 s |",
-        "| agentic-api `/v1/responses`, chained | 8.50 s | 34.00 s |",
-        "| agentic-api WebSocket | **wrong**: lost | **wrong**: lost |",
-        "| slipring `/v1/responses`, full history | 5.00 s, 17% less | 20.00 s, 17% less |",
-        "| slipring WebSocket | 3.00 s, 50% less | 12.00 s, 50% less |",
-    ]

@@ -5,20 +5,32 @@ import json
 import pytest
 from msgspec import structs
 
-from slipring.base.errors import InvalidRequest
+from slipring.base.errors import InvalidRequest, UnsupportedParameter
+from slipring.core.attachment_rules import AttachmentRules
 from slipring.core.chain.fetched_images import fetched_form
-from slipring.core.chain.read_documents import Document, Page, documents, opened
+from slipring.core.chain.read_documents import Page, ReadPages, data_of, documents_in, opened, refused
 from slipring.core.checks.policies import Check, Policy
+from slipring.core.generation import Capabilities, Text
+from slipring.core.limits import Limits
 from slipring.protocol import wire
-from slipring.protocol.items import Item, in_context, read_item
+from slipring.protocol.items import InputFile, Item, in_context, read_item
 from slipring.protocol.pictures.item_pictures import pictures
+from slipring.protocol.pictures.pdf_documents import Document, document_in
 from tests.core.connection import Connection, Json, Server, message, only_error
 from tests.pictures import PIXEL, data_url, png
 
 DATA = "JVBERi0xLjQK"
 URL = f"data:application/pdf;base64,{DATA}"
 PAGE = data_url(png(30, 20))
-PAGES = {Document(DATA): [Page("One", PAGE), Page("Two", PAGE)]}
+
+
+def document(data: str = DATA, *, is_detailed: bool = False) -> Document:
+    found = document_in(InputFile(file_data=data, detail="high" if is_detailed else None))
+    assert found is not None
+    return found
+
+
+PAGES: ReadPages = {document(): [Page("One", PAGE), Page("Two", PAGE)]}
 TEXT = {"type": "input_text", "text": "Read this"}
 
 
@@ -54,7 +66,9 @@ def seen(shown: Item) -> list[str]:
     ],
 )
 def test_pdf_files_are_found_by_their_type_or_beginning(data: str):
-    assert documents([item(TEXT, file(data)), item(file(data))]) == (Document(DATA),)
+    sent = item(TEXT, file(data), file(data))
+    assert documents_in(sent) == (document(),)
+    assert data_of(sent, document()) == DATA
 
 
 @pytest.mark.parametrize(
@@ -68,35 +82,34 @@ def test_pdf_files_are_found_by_their_type_or_beginning(data: str):
     ],
 )
 def test_other_files_are_none(part: Json):
-    assert documents([item(part), item(TEXT)]) == ()
+    assert documents_in(item(part)) == documents_in(item(TEXT)) == ()
 
 
 def test_pages_stand_where_the_file_stood():
     sent = item(TEXT, file(filename="a.pdf"), image(), file())
-    (shown,) = opened([sent], PAGES, ["user"])
+    shown = opened(sent, PAGES, ["user"])
     a, b = "[a.pdf, page 1 of 2]\nOne\n", "[a.pdf, page 2 of 2]\nTwo\n"
     unnamed = [text.replace("a.pdf", "document.pdf") for text in (a, b)]
     assert seen(shown) == ["Read this", a, "<30>", b, "<30>", "<1>", unnamed[0], "<30>", unnamed[1], "<30>"]
     assert shown.raw == sent.raw
-    assert documents([shown]) == ()
-    assert opened([shown], {}, ["user"]) == (shown,)
+    assert documents_in(shown) == ()
+    assert opened(shown, {}, ["user"]) is shown
 
 
 def test_a_page_without_anything_is_named():
-    pages = {Document(DATA): [Page(" \n"), Page("Two")]}
-    (shown,) = opened([item(file(filename="a.pdf"))], pages, ["user"])
+    pages = {document(): [Page(" \n"), Page("Two")]}
+    shown = opened(item(file(filename="a.pdf")), pages, ["user"])
     assert seen(shown) == ["[a.pdf, page 1 of 2: no text]\n", "[a.pdf, page 2 of 2]\nTwo\n"]
 
 
 def test_outputs_of_calls_have_documents_too():
     raw = {"type": "function_call_output", "call_id": "c", "output": [file(detail="high")]}
-    pages = {Document(DATA, is_detailed=True): [Page("One", PAGE)]}
-    (shown,) = opened([read_item(wire.encode(raw), "")], pages, [])
+    shown = opened(read_item(wire.encode(raw), ""), {document(is_detailed=True): [Page("One", PAGE)]}, [])
     assert seen(shown) == ["[document.pdf, page 1 of 1]\nOne\n", "<30>"]
 
 
 def test_messages_that_may_have_no_pictures_get_the_texts_of_pages():
-    (shown,) = opened([item(file(), role="system")], PAGES, ["user"])
+    shown = opened(item(file(), role="system"), PAGES, ["user"])
     assert seen(shown) == ["[document.pdf, page 1 of 2]\nOne\n", "[document.pdf, page 2 of 2]\nTwo\n"]
 
 
@@ -105,20 +118,42 @@ def test_what_was_fetched_stays():
     form = item(image(data_url(png(7, 7))), file())
     fetched = Item(sent.type, sent.raw, opened=(form,))
     assert fetched_form(fetched) is form
-    (shown,) = opened([fetched], {Document(DATA): [Page("One")]}, ["user"])
+    shown = opened(fetched, {document(): [Page("One")]}, ["user"])
     assert seen(shown) == ["<7>", "[document.pdf, page 1 of 1]\nOne\n"]
     sealed = Item("reasoning", b"{}", opened=(item(TEXT), item(TEXT)))
-    assert opened([sealed], {}, []) == (sealed,)
+    assert opened(sealed, {}, []) is sealed
 
 
 def test_an_error_names_the_file():
-    with pytest.raises(InvalidRequest) as refused:
-        opened([item(TEXT), item(TEXT, file())], {Document(DATA): InvalidRequest("has no pages")}, [])
-    assert refused.value.param == "input[1].content[1].file_data"
-    assert refused.value.message == "Invalid 'input[1].content[1].file_data': the document has no pages."
+    error = refused(item(TEXT, file()), 1, document(), InvalidRequest("has no pages"))
+    assert error.param == "input[1].content[1].file_data"
+    assert error.message == "Invalid 'input[1].content[1].file_data': the document has no pages."
 
 
 # In a turn.
+
+
+def test_a_document_in_a_steer_is_read_when_its_turn_begins():
+    connection = Connection(Server.reading_documents())
+    connection.create(model="seeing")
+    connection.generate(Text("One. "))
+    accepted = connection.steer("resp_1", [{"role": "user", "content": [TEXT, file()]}])
+    assert accepted["type"] == "response.steer.accepted"
+    connection.finish()
+    connection.read_pages(PAGES)
+    (read,) = connection.job().input
+    assert seen(Item(read.type, read.raw))[1].endswith("page 1 of 2]\nOne\n")
+
+
+def test_a_document_in_an_append_is_refused_in_words():
+    rules = AttachmentRules(Capabilities(images=True), Limits())
+    sent = {"type": "function_call_output", "call_id": "c", "output": [TEXT, file()]}
+    output = read_item(wire.encode(sent), "")
+    with pytest.raises(UnsupportedParameter) as refused:
+        rules.refuse_unread([item(TEXT), output])
+    assert refused.value.param == "input[1].output[1]"
+    assert "documents are not read while a response runs" in refused.value.message
+    AttachmentRules(Capabilities(files=True), Limits()).refuse_unread([output])
 
 
 def test_a_model_that_sees_is_shown_the_pages_and_others_read_the_text():
@@ -126,8 +161,8 @@ def test_a_model_that_sees_is_shown_the_pages_and_others_read_the_text():
         connection = Connection(Server.reading_documents())
         connection.create(model=model, input=[message([TEXT, file()])])
         (asked,) = connection.reads.values()
-        assert (asked.documents, asked.draws) == ((Document(DATA),), draws)
-        connection.read_pages({Document(DATA): [Page("One", PAGE if draws else None)]})
+        assert asked.draws == draws
+        connection.read_pages({document(): [Page("One", PAGE if draws else None)]})
         (read,) = connection.job().input
         assert ("<30>" in seen(Item(read.type, read.raw))) == draws
         connection.finish()
@@ -180,7 +215,7 @@ def test_what_stands_beside_a_document_is_refused_in_its_place(part: Json, model
 def test_a_document_that_cannot_be_read_fails_the_turn_only():
     connection = Connection(Server.reading_documents())
     connection.create(input=[message([file()])])
-    error = only_error(connection.read_pages({Document(DATA): InvalidRequest("is protected by a password")}))
+    error = only_error(connection.refuse_documents(InvalidRequest("is protected by a password")))
     assert error["error"]["param"] == "input[0].content[0].file_data"
     assert connection.respond()["status"] == "completed"
 
@@ -206,7 +241,7 @@ def test_pages_that_are_smaller_than_what_was_fetched_with_their_file_return_byt
     connection.fetch({"https://a.example/b.png": PIXEL})
     fetched = server.requests.used_bytes
     assert fetched > sent
-    connection.read_pages({Document(long): [Page("One")]})
+    connection.read_pages({document(long): [Page("One")]})
     assert sent < server.requests.used_bytes < fetched
     connection.finish()
     assert server.requests.used_bytes == 0
@@ -215,7 +250,7 @@ def test_pages_that_are_smaller_than_what_was_fetched_with_their_file_return_byt
 def test_pages_beyond_what_a_tenant_may_hold_are_refused():
     connection = Connection(Server.reading_documents(tenant_request_bytes=2000))
     connection.create(model="seeing", input=[message([file()])])
-    error = only_error(connection.read_pages({Document(DATA): [Page("x" * 2000)]}))
+    error = only_error(connection.read_pages({document(): [Page("x" * 2000)]}))
     assert (error["status"], error["error"]["code"]) == (429, "rate_limit_exceeded")
     assert connection.server.requests.used_bytes == 0
     assert connection.respond()["status"] == "completed"

@@ -88,7 +88,8 @@ async def test_a_picture_that_the_server_has_dropped_is_sent_again() -> None:
 def test_another_tenant_has_other_names_for_the_same_picture() -> None:
     asked = job((said("Look: ", 1, 2),))
     sent = renderer("qwen_vl").render(asked).prompt
-    one, two = ({part["uuid"] for part in content_parts(asked, sent, salt)[0]} for salt in ("a", "b"))
+    parts = (content_parts(asked, sent, salt, frozenset()) for salt in ("a", "b"))
+    one, two = ({part["uuid"] for part in each} for each in parts)
     assert len(one) == len(two) == 2
     assert one.isdisjoint(two)
 
@@ -211,3 +212,20 @@ async def test_inspect_says_how_pictures_get_to_a_model(seeing_path: str, tiny_p
     assert "--enable-scale-out" in by_chat
     assert "mmproj-Tiny" in projected
     assert blind in unprojected
+
+
+@pytest.mark.parametrize("scale_out", [True, False])
+async def test_a_picture_that_the_server_refuses_is_named_if_it_is_the_only_new_one(scale_out: bool) -> None:
+    fake = FakeSeeingVllm()
+    fake.scale_out = scale_out
+    fake.script(Say(("One.",)), Stop())
+    for _ in range(4):  # without what the server should know, and with everything
+        fake.script(Refuse(400, "cannot identify image file"))
+    async with served(fake) as server, server.connect() as socket:
+        first = await socket.response(input=ONE)
+        for numbers, named in (((2,), True), ((2, 3), False)):
+            added = user("Look: ", *map(image, numbers))
+            failed = await socket.response(input=[*ONE, *first["output"], added])
+            message = failed["error"]["message"]
+            assert ("Invalid 'input[2].content[1].image_url': the model's server refuses" in message) == named
+            assert "cannot identify image file" in message

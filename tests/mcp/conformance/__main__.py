@@ -2,7 +2,7 @@
 
 The exit code is 0 if every scenario that applies passes at every revision, every other one fails, and the
 suite has no scenario that is in neither list. So a new version of the suite, or a scenario that begins to
-pass, has to be looked at. ``docs/mcp-client.md`` has the same lists.
+pass, has to be looked at. ``docs/conformance.md`` has the same lists.
 """
 
 import argparse

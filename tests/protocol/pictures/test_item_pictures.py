@@ -17,6 +17,7 @@ from slipring.protocol.pictures.item_pictures import (
     base64_of,
     described,
     image_param,
+    images_of,
     picture_of,
     pictures,
     plain_url,
@@ -159,10 +160,14 @@ def test_the_error_names_the_field():
 
 def test_each_place_of_an_image_has_a_name():
     shown = {"type": "computer_screenshot", "file_id": "f"}
-    assert image_param(message(image(PIXEL)), 1, 0) == "input[1].content[0].image_url"
-    assert image_param(message(image(None, file_id="f")), 1, 0) == "input[1].content[0].file_id"
     screen = item_of(type="computer_call_output", call_id="c", output=shown)
-    assert image_param(screen, 1, 0) == "input[1].output.file_id"
+    for item, param in (
+        (message(TEXT, image(PIXEL)), "input[1].content[1].image_url"),
+        (message(image(None, file_id="f")), "input[1].content[0].file_id"),
+        (screen, "input[1].output.file_id"),
+    ):
+        (found,) = images_of(item)
+        assert image_param(item, 1, found) == param
 
 
 def test_a_picture_in_words():

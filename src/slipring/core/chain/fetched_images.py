@@ -11,8 +11,8 @@ from msgspec import Raw, structs
 
 from slipring.base.errors import InvalidRequest
 from slipring.protocol import wire
-from slipring.protocol.items import Item
-from slipring.protocol.pictures.item_pictures import image_param, image_parts
+from slipring.protocol.items import Item, opened_with
+from slipring.protocol.pictures.item_pictures import image_param, images_of
 
 Fetched = Mapping[str, "str | InvalidRequest"]
 """Data URLs by the URLs that were fetched, or why that was not possible: the end of a sentence about the
@@ -26,11 +26,11 @@ def remote_urls(items: Sequence[Item]) -> tuple[str, ...]:
     """The URLs of images in items that are not opened, each once."""
     return tuple(
         dict.fromkeys(
-            part.image_url
+            image.url
             for item in items
             if item.opened is None
-            for _, part in image_parts(item)
-            if part.image_url is not None and part.image_url.lower().startswith(_REMOTE)
+            for image in images_of(item)
+            if image.url is not None and image.url.lower().startswith(_REMOTE)
         )
     )
 
@@ -45,14 +45,14 @@ def _opened(item: Item, index: int, fetched: Fetched) -> Item:
     if item.opened is not None:
         return item
     found: dict[int, str] = {}
-    for place, part in image_parts(item):
-        result = fetched.get(part.image_url or "")
+    for image in images_of(item):
+        result = fetched.get(image.url or "")
         if isinstance(result, InvalidRequest):
-            param = image_param(item, index, place)
+            param = image_param(item, index, image)
             raise InvalidRequest(f"Invalid '{param}': {result.message}", param=param, code=result.code)
         if result is not None:
-            found[place] = result
-    return structs.replace(item, opened=(structs.replace(item, raw=_with(item, found)),)) if found else item
+            found[image.place] = result
+    return opened_with(item, (structs.replace(item, raw=_with(item, found)),)) if found else item
 
 
 def _with(item: Item, found: Mapping[int, str]) -> bytes:

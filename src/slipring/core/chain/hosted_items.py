@@ -32,7 +32,7 @@ from slipring.protocol.hosted.hosted_items import (
     error_text,
 )
 from slipring.protocol.hosted.mcp_tools import model_name
-from slipring.protocol.items import Item
+from slipring.protocol.items import Item, opened_with
 from slipring.protocol.pictures.item_pictures import image_count
 
 Status = Literal["completed", "incomplete"]
@@ -131,7 +131,7 @@ def _without_outputs(item: Item) -> Item:
         each for each in item.opened if each.type != "function_call_output" or each.call_id == item.call_id
     )
     is_itself = len(content) == 1 and content[0].raw == item.raw
-    return structs.replace(item, opened=None if is_itself else content)
+    return opened_with(item, None if is_itself else content)
 
 
 class _Opening:
@@ -200,7 +200,7 @@ class _Opening:
             content = self._open_call(body, call_id)
         elif isinstance(body, BuiltinCall):
             content = self._open_builtin(_BUILTINS[item.type], body, call_id)
-        return structs.replace(item, opened=content)
+        return opened_with(item, content)
 
     def _open_answer(self, answer: McpApprovalResponse) -> tuple[Item, ...]:
         asked = answer.approval_request_id

@@ -29,6 +29,7 @@ from slipring.protocol.items import (
     computed_once,
     in_context,
     may_have_images,
+    opened_with,
 )
 from slipring.protocol.pictures.item_pictures import attachments, image_count
 from slipring.protocol.tools import CallableTool, Toolset, merged
@@ -308,4 +309,4 @@ def _open(item: Item, seal: Seal, tenant: str, where: str) -> Item:
         raise InvalidEncryptedContent(f"{where}.encrypted_content") from None
     if item.type == "reasoning" and [each.type for each in content] != ["reasoning"]:
         raise InvalidEncryptedContent(f"{where}.encrypted_content")
-    return structs.replace(item, opened=content)
+    return opened_with(item, content)

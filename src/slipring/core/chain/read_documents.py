@@ -4,7 +4,6 @@ The item of such a file stays as it was sent, and is opened: models see the text
 file, and a picture of the page if they see pictures. What is stored and what is listed therefore have both.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
@@ -13,25 +12,13 @@ from msgspec import Raw, Struct, structs
 from slipring.base.errors import InvalidRequest
 from slipring.core.chain.fetched_images import fetched_form
 from slipring.protocol import wire
-from slipring.protocol.items import InputFile, Item, Message, may_have_images, part_param
-from slipring.protocol.pictures.item_pictures import parts_of
+from slipring.protocol.items import InputFile, Item, opened_with
+from slipring.protocol.pictures.item_pictures import attached, part_param, parts_of
+from slipring.protocol.pictures.pdf_documents import Document, data_in
 
-_DATA_URL = re.compile(r"data:application/(?:x-)?pdf((?:;[^;,\"]{0,100}){0,8}),", re.IGNORECASE)
-_LONGEST_HEAD = 1024
-_BEGINNING = "JVBERi0"
-"""What the base64 of a PDF file begins with."""
 _NAME = "document.pdf"
 _fields = msgspec.json.Decoder(dict[str, Raw])
 _parts = msgspec.json.Decoder(list[Raw])
-
-
-class Document(Struct, frozen=True):
-    """A PDF file of a request."""
-
-    data: str
-    """In base64."""
-    is_detailed: bool = False
-    """Whether its pages are to be drawn larger."""
 
 
 class Page(Struct, frozen=True):
@@ -39,71 +26,72 @@ class Page(Struct, frozen=True):
     image_url: str | None = None
     """A picture of it, as a data URL."""
 
-
-ReadPages = Mapping[Document, "Sequence[Page] | InvalidRequest"]
-"""The pages of documents, or why one could not be read: the message continues a sentence that begins with
-"it" (the document)."""
-
-
-def documents(items: Sequence[Item]) -> tuple[Document, ...]:
-    """The documents in items that are not opened with their pages, each once."""
-    return tuple(dict.fromkeys(document for item in items for _, _, document in _found(_shown(item))))
+    @property
+    def size_bytes(self) -> int:
+        return len(self.text) + len(self.image_url or "")
 
 
-def opened(items: Sequence[Item], read: ReadPages, roles: Sequence[str]) -> tuple[Item, ...]:
-    """The items, those with documents opened with the pages of these. ``roles``: of the messages that may
-    have pictures; others get the texts alone. Raises ``InvalidRequest``, which names the field, for a
-    document that could not be read."""
-    return tuple(_opened(item, index, read, roles) for index, item in enumerate(items))
+ReadPages = Mapping[Document, Sequence[Page]]
+
+
+def documents_in(item: Item) -> tuple[Document, ...]:
+    """The documents of an item that is not opened with their pages, each once."""
+    return tuple(dict.fromkeys(document for _, document in placed(item)))
+
+
+def placed(item: Item) -> Iterator[tuple[int, Document]]:
+    """The documents of an item that is not opened with their pages, with their places among the parts."""
+    if (shown := _shown(item)) is not None:
+        for part in attached(shown).parts:
+            if part.document is not None:
+                yield part.place, part.document
+
+
+def data_of(item: Item, document: Document) -> str:
+    """The base64 of a document of this item. Decodes the item: not for the event loop."""
+    shown = _shown(item)
+    assert shown is not None
+    place = next(place for place, each in placed(item) if each == document)
+    part = parts_of(shown)[place]
+    assert isinstance(part, InputFile)
+    return data_in(part)
+
+
+def opened(item: Item, read: ReadPages, roles: Sequence[str]) -> Item:
+    """The item with the pages of its documents. ``roles``: of the messages that may have pictures; others get
+    the texts alone. Not for the event loop."""
+    shown, found = _shown(item), dict(placed(item))
+    if shown is None or not found:
+        return item
+    role = attached(shown).role
+    fields = _fields.decode(shown.raw)
+    name = "content" if item.type == "message" else "output"
+    parts: list[object] = []
+    for place, (sent, part) in enumerate(zip(_parts.decode(fields[name]), parts_of(shown), strict=True)):
+        if place not in found:
+            parts.append(sent)
+            continue
+        assert isinstance(part, InputFile)
+        pages = read[found[place]]
+        if role is not None and role not in roles:
+            pages = [Page(page.text) for page in pages]
+        parts += _written(pages, part.filename or _NAME)
+    raw = wire.encode({**fields, name: parts})
+    return opened_with(item, (structs.replace(shown, raw=raw, opened=None),))
+
+
+def refused(item: Item, index: int, document: Document, error: InvalidRequest) -> InvalidRequest:
+    """The error about a document that could not be read, which names its field. The message of ``error``
+    continues a sentence that begins with "it" (the document)."""
+    place = next(place for place, each in placed(item) if each == document)
+    param = f"{part_param(item, index, place)}.file_data"
+    return InvalidRequest(f"Invalid '{param}': the document {error.message}.", param=param)
 
 
 def _shown(item: Item) -> Item | None:
     """An item as models see it so far: itself, or with images that were fetched. None if it stands for
     others."""
     return item if item.opened is None else fetched_form(item)
-
-
-def _found(item: Item | None) -> Iterator[tuple[int, InputFile, Document]]:
-    """The documents of an item, each with its place among the parts."""
-    if item is None or not may_have_images(item):
-        return
-    for place, part in enumerate(parts_of(item)):
-        if isinstance(part, InputFile) and (document := document_in(part)) is not None:
-            yield place, part, document
-
-
-def document_in(part: InputFile) -> Document | None:
-    """The PDF file in a part; None if it has another one, or no data."""
-    sent = part.file_data
-    if sent is None:
-        return None
-    head = _DATA_URL.match(sent, 0, _LONGEST_HEAD)
-    if head is not None and head[1].lower().rpartition(";")[2] == "base64":
-        return Document(sent[head.end() :], part.detail == "high")
-    return Document(sent, part.detail == "high") if sent.startswith(_BEGINNING) else None
-
-
-def _opened(item: Item, index: int, read: ReadPages, roles: Sequence[str]) -> Item:
-    shown = _shown(item)
-    found: dict[int, list[dict[str, str]]] = {}
-    for place, part, document in _found(shown):
-        pages = read[document]
-        if isinstance(pages, InvalidRequest):
-            param = f"{part_param(item, index, place)}.file_data"
-            raise InvalidRequest(f"Invalid '{param}': the document {pages.message}.", param=param)
-        body = item.body()
-        if isinstance(body, Message) and body.role not in roles:
-            pages = [Page(page.text) for page in pages]
-        found[place] = list(_written(pages, part.filename or _NAME))
-    if shown is None or not found:
-        return item
-    fields = _fields.decode(shown.raw)
-    name = "content" if item.type == "message" else "output"
-    parts: list[object] = []
-    for place, sent in enumerate(_parts.decode(fields[name])):
-        parts += found.get(place, [sent])
-    raw = wire.encode({**fields, name: parts})
-    return structs.replace(item, opened=(structs.replace(shown, raw=raw, opened=None),))
 
 
 def _written(pages: Sequence[Page], name: str) -> Iterator[dict[str, str]]:

@@ -15,7 +15,7 @@ from msgspec import Struct, msgpack, structs
 from slipring.core.chain import item_ids
 from slipring.core.chain.head import Head
 from slipring.core.checks.verdicts import NodeVerdicts
-from slipring.protocol.items import CALL_OF_OUTPUT, Item, in_context, last_compaction
+from slipring.protocol.items import CALL_OF_OUTPUT, Item, in_context, last_compaction, renamed
 from slipring.protocol.requests import TextFormat
 from slipring.protocol.responses import Response
 from slipring.protocol.tools import CallableTool
@@ -343,7 +343,7 @@ class ResponseState:
                 if index < len(node.input):
                     item = node.input[index]
                     if item_ids.place_id(item, node.id, index) == item_id:
-                        found.setdefault(item_id, structs.replace(item, id=item_id))
+                        found.setdefault(item_id, renamed(item, item_id))
         return found
 
     def _measure(self) -> int:

@@ -29,7 +29,17 @@ from slipring.protocol.items import (
     in_context,
     plain_text,
 )
-from slipring.protocol.pictures.item_pictures import BadPicture, described, file_count, image_count, pictures
+from slipring.protocol.pictures.item_pictures import (
+    BadPicture,
+    attached,
+    described,
+    file_count,
+    image_count,
+    may_be_models,
+    parts_of,
+    pictures,
+    role_of,
+)
 
 _CARRIED_KINDS: dict[str, Kind] = {
     "agent_message": "message",
@@ -69,19 +79,19 @@ def subject_of(item: Item, side: Side, name_of: Callable[[str], str | None]) -> 
     called tool by its ``call_id``."""
     if (kind := _CARRIED_KINDS.get(item.type)) is not None:
         return _subject(side, kind, texts_in(item.raw))
+    if attached(item).parts:
+        return _subject_beside(item, side, name_of)
     body, others = item.body(), other_texts(item)
     if isinstance(body, Message):
         kind = "answer" if body.role == "assistant" else "message"
-        texts = [plain_text(body.content), *_attachment_notes(item), *others]
-        return _subject(side, kind, texts, role=body.role)
+        return _subject(side, kind, [plain_text(body.content), *others], role=body.role)
     if isinstance(body, LoadedTools):
         return _subject(
             side, "tool_output", [as_read(plain_text(body.output)), *others], name=name_of(body.call_id)
         )
     if isinstance(body, CallOutput):
         text = as_read_if_json(plain_text(body.output))
-        texts = [text, *_attachment_notes(item), *others]
-        return _subject(side, "tool_output", texts, name=name_of(body.call_id))
+        return _subject(side, "tool_output", [text, *others], name=name_of(body.call_id))
     if isinstance(body, FunctionCall):
         text = call_text(body.namespace, body.name, as_read(body.arguments))
         return _subject(side, "call", [text, *others], name=body.name)
@@ -94,6 +104,29 @@ def subject_of(item: Item, side: Side, name_of: Callable[[str], str | None]) -> 
     if isinstance(body, AdditionalTools):
         return _subject(side, "instructions", [definition_text(body.tools), *others])
     return _subject(side, "call", texts_in(item.raw))  # a search for tools that a server has run
+
+
+def _subject_beside(item: Item, side: Side, name_of: Callable[[str], str | None]) -> Subject | None:
+    """What is inspected of an item with images or files."""
+    (text, others), role = _texts_beside(item), attached(item).role
+    texts = [text, *_attachment_notes(item), *others]
+    if role is not None:
+        return _subject(side, "answer" if role == "assistant" else "message", texts, role=role)
+    return _subject(side, "tool_output", texts, name=name_of(item.call_id or ""))
+
+
+@computed_once
+def _texts_beside(item: Item) -> tuple[str, tuple[str, ...]]:
+    """The text of an item with images or files, and its other texts. Takes time in proportion to those."""
+    text = plain_text(parts_of(item))
+    return text if item.type == "message" else as_read_if_json(text), tuple(other_texts(item))
+
+
+def prepare(item: Item) -> None:
+    """Work out what checks read of an item with images or files, and keep it with the item. For a thread."""
+    if attached(item).parts:
+        _texts_beside(item)
+        others_digest(item)
 
 
 def _attachment_notes(item: Item) -> list[str]:
@@ -184,8 +217,7 @@ def _subject(
 def is_models(item: Item) -> bool:
     """Whether the item says that a model has written it."""
     if item.type == "message":
-        body = item.body() if b'"assistant"' in item.raw else None
-        return isinstance(body, Message) and body.role == "assistant"
+        return may_be_models(item) and role_of(item) == "assistant"
     return item.type == "reasoning" or item.type.endswith("_call")
 
 

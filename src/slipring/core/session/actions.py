@@ -9,8 +9,6 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from slipring.core.chain.fetched_images import Fetched
-from slipring.core.chain.read_documents import Document
 from slipring.core.chain.state import ResponseState
 from slipring.core.chain.state_cache import ConnectionCache
 from slipring.core.checks.gate import Inspection
@@ -81,21 +79,21 @@ class ResolveTools(Work[Resolved], frozen=True, eq=False):
     builtins: frozenset[BuiltinKind] = frozenset()
 
 
-class FetchImages(Work[Fetched], frozen=True, eq=False):
-    """Fetch images that a request names by URL. Returns why one could not be fetched, too."""
+class FetchImages(Work[tuple[Item, ...]], frozen=True, eq=False):
+    """Fetch images that a request names by URL. Returns its items with them (``fetched_images.opened``).
+    Fails if one could not be fetched."""
 
     place = "fetching"
+    items: tuple[Item, ...]
     urls: tuple[str, ...]
 
 
 class ReadDocuments(Work[tuple[Item, ...]], frozen=True, eq=False):
-    """Read documents of a request. Returns its items with their pages (``read_documents.opened``), which
-    takes too long for the event loop. Fails if one could not be read."""
+    """Read documents of a request. Returns its items with their pages (``read_documents.opened``). Fails if
+    one could not be read."""
 
     place = "reading"
     items: tuple[Item, ...]
-    documents: tuple[Document, ...]
-    """Those of the items."""
     draws: bool
     """Whether the model sees pictures of the pages."""
     roles: tuple[str, ...]

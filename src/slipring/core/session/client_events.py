@@ -11,6 +11,7 @@ from slipring.core.ports import Betas
 from slipring.protocol import live_input, requests, tool_output, wire
 from slipring.protocol.endpoints.resent_messages import NOTHING_KNOWN, Known
 from slipring.protocol.live_input import Append, Steer
+from slipring.protocol.pictures.item_pictures import examine
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.tool_output import ToolOutputPiece
 
@@ -95,6 +96,9 @@ def read_ahead(
         except ApiError as error:
             forget_frames(error)
             event = Create(event.request, event.size_bytes, error)
+    elif isinstance(event, Steer | Append):
+        for item in event.items:
+            examine(item)
     return Read(event)
 
 

@@ -14,7 +14,6 @@ from msgspec import UNSET, structs
 from slipring.base.errors import ApiError, InvalidPrompt, PreviousResponseNotFound
 from slipring.core.attachment_rules import AttachmentRules
 from slipring.core.chain import fetched_images, hosted_items, input_items, read_documents
-from slipring.core.chain.fetched_images import Fetched
 from slipring.core.chain.head import Head
 from slipring.core.chain.input_items import OpenCarry
 from slipring.core.chain.state import Carry, ResponseState
@@ -40,7 +39,7 @@ from slipring.core.turn.turn import Turn
 from slipring.core.turn.turn_checks import TurnChecks
 from slipring.core.turn.turn_values import UNPLANNED, Bound, Draft, Inserted, Planned, Prepared
 from slipring.protocol.definitions import Definitions
-from slipring.protocol.items import Item, may_have_images
+from slipring.protocol.items import Item
 from slipring.protocol.requests import TEXT, CreateRequest
 from slipring.protocol.responses import ConversationEcho, Response
 from slipring.protocol.tools import ToolChoice, merged
@@ -122,11 +121,6 @@ def remote_images(turn: Turn, shared: SessionState) -> tuple[str, ...]:
     return fetched_images.remote_urls(turn.bound.input)
 
 
-def with_images(turn: Turn, shared: SessionState, fetched: Fetched) -> Bound:
-    """What a turn is bound to, with these images in its input. Raises ``ApiError``."""
-    return with_added(turn, shared, fetched_images.opened(turn.bound.input, fetched))
-
-
 def with_added(turn: Turn, shared: SessionState, items: tuple[Item, ...]) -> Bound:
     """What a turn is bound to, with the same items and what the server has added to them, which is charged to
     the tenant like what a client sends. Raises ``RateLimited`` or ``Unavailable``."""
@@ -146,13 +140,12 @@ def unread_documents(turn: Turn, shared: SessionState) -> ReadDocuments | None:
     model = shared.models.find(turn.asked.request.model)
     if not shared.ports.reads_documents or model.capabilities.files:
         return None
-    attaching = tuple(filter(may_have_images, turn.bound.input))
-    if not attaching or not (found := read_documents.documents(attaching)):
+    if not any(any(read_documents.placed(item)) for item in turn.bound.input):
         return None
     rules = AttachmentRules.of(model.capabilities, shared.limits, _policy(turn, shared, model))
     rules.refuse_beside_documents(turn.bound.input)
     roles = model.capabilities.image_roles
-    return ReadDocuments(turn, turn.bound.input, found, rules.shows_pages, roles)
+    return ReadDocuments(turn, turn.bound.input, rules.shows_pages, roles)
 
 
 def prepare(turn: Turn, shared: SessionState) -> tuple[Prepared, Planned]:

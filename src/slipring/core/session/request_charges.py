@@ -26,18 +26,7 @@ class Charges:
 
     def objection(self, size_bytes: int) -> ApiError | None:
         """The error that refuses this many more bytes; None if they fit."""
-        if not self._ledger.fits_tenant(self._tenant, size_bytes):
-            return RateLimited(
-                "The requests that wait or run for this tenant are too large in total"
-                f" (at most {self._ledger.tenant_limit_bytes} bytes). Wait for a response to finish.",
-                retry_after_s=OVERLOAD_RETRY_S,
-            )
-        if not self._ledger.fits(size_bytes):
-            return Unavailable(
-                "The requests that wait or run on this server are too large in total. Try again later.",
-                retry_after_s=OVERLOAD_RETRY_S,
-            )
-        return None
+        return objection(self._ledger, self._tenant, size_bytes)
 
     def require_room(self, size_bytes: int, pinned: ResponseState | None = None) -> None:
         """Raise ``RateLimited`` or ``Unavailable`` if this many more bytes and a state to pin do not fit."""
@@ -69,3 +58,19 @@ class Charges:
         """Return all bytes. The session charges nothing after it has closed."""
         for holder in list(self._held):
             self.release(holder)
+
+
+def objection(ledger: Ledger, tenant: str, size_bytes: int) -> ApiError | None:
+    """The error that refuses a tenant this many more bytes of requests; None if they fit."""
+    if not ledger.fits_tenant(tenant, size_bytes):
+        return RateLimited(
+            "The requests that wait or run for this tenant are too large in total"
+            f" (at most {ledger.tenant_limit_bytes} bytes). Wait for a response to finish.",
+            retry_after_s=OVERLOAD_RETRY_S,
+        )
+    if not ledger.fits(size_bytes):
+        return Unavailable(
+            "The requests that wait or run on this server are too large in total. Try again later.",
+            retry_after_s=OVERLOAD_RETRY_S,
+        )
+    return None

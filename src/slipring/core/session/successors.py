@@ -141,7 +141,8 @@ class Successors:
             raise SteerRefused("response_not_active", refusing.message)
         try:
             model = self._models.find(turn.asked.request.model)
-            AttachmentRules(model.capabilities, self._limits).refuse_unseen(steer.items)
+            rules = AttachmentRules(model.capabilities, self._limits)
+            rules.refuse_unseen(steer.items, reads_documents=self._ports.reads_documents)
         except ApiError as error:
             raise SteerRefused("invalid_input", error.message) from None
 

@@ -74,8 +74,9 @@ class TurnProgram:
             ended = await self._respond(job)
         except Exception as failure:
             error = self._error(failure)
+            error = preparation.of_job(turn, error) if failure is error else error
             if not turn.is_created:
-                self._refuse(preparation.of_job(turn, error) if failure is error else error)
+                self._refuse(error)
                 return None
             ended = self._fail(error, keeps_steps=True)
         if ended.state is not None and turn.saves:
@@ -112,7 +113,8 @@ class TurnProgram:
         with preparation.in_clients_terms(turn.bound.inserted):
             await self._resolve_tools()
             if urls := preparation.remote_images(turn, shared):
-                turn.bound = preparation.with_images(turn, shared, await FetchImages(turn, urls))
+                fetched = await FetchImages(turn, turn.bound.input, urls)
+                turn.bound = preparation.with_added(turn, shared, fetched)
             if (read := preparation.unread_documents(turn, shared)) is not None:
                 turn.bound = preparation.with_added(turn, shared, await read)
             turn.prepared, turn.planned = preparation.prepare(turn, shared)

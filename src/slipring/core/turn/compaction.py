@@ -15,8 +15,8 @@ from slipring.core.chain.hosted_items import output_item
 from slipring.core.chain.state import Carry, OpenCall
 from slipring.core.generation import Delta, Finished, Job, Model, Stop, Text
 from slipring.protocol import requests, wire
-from slipring.protocol.items import ConfigurationUpdate, Item, Message, kept_tools, user_message
-from slipring.protocol.pictures.item_pictures import without_images
+from slipring.protocol.items import ConfigurationUpdate, Item, kept_tools, user_message
+from slipring.protocol.pictures.item_pictures import role_of, without_images
 from slipring.protocol.requests import TEXT, CreateRequest
 from slipring.protocol.tools import Offer
 
@@ -256,8 +256,7 @@ def _is_model_output(item: Item) -> bool:
         return False
     if item.type != "message" or is_summary(item):
         return True
-    body = item.body()
-    return isinstance(body, Message) and body.role == "assistant"
+    return role_of(item) == "assistant"
 
 
 def is_summary(item: Item) -> bool:
@@ -273,8 +272,7 @@ def is_users(item: Item) -> bool:
 def _role_of(item: Item) -> str | None:
     if item.type != "message" or is_summary(item):
         return None
-    body = item.body()
-    return body.role if isinstance(body, Message) else None
+    return role_of(item)
 
 
 def _newest_messages(context: tuple[Item, ...], most_bytes: int, roles: tuple[str, ...]) -> list[Item]:

@@ -29,6 +29,7 @@ from slipring.core.chain.known_contexts import (
 from slipring.core.chain.state import OutputByJob, ResponseState
 from slipring.core.generation import Finished
 from slipring.protocol.items import Item, in_context, last_compaction
+from slipring.protocol.pictures.item_pictures import may_be_models
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.turn_report import Departure
 
@@ -80,7 +81,7 @@ class Recognition:
         if not self._known.is_on:
             return
         digests = self._digest_input(NOTHING_YET, request, items)
-        self._is_opening = not any(map(_is_later, items))
+        self._is_opening = not any(map(may_be_models, items))
         digest = head.digest if head is not None and head.is_of(request) else Head.digest_of(request)
         start = start_key(model, digest, with_thoughts=self._with_thoughts)
         found = self._known.deepest(self._tenant, start, items, digests, now)
@@ -260,12 +261,6 @@ def _answer_start(context: tuple[Item, ...], count: int) -> int:
         start -= 1
         count -= not is_thought(context[start])
     return start
-
-
-def _is_later(item: Item) -> bool:
-    """Whether the item shows that a model has answered before. May be wrong for a message that only mentions
-    the role, which does no harm."""
-    return item.type != "message" or b'"assistant"' in item.raw
 
 
 def _size(items: tuple[Item, ...]) -> int:

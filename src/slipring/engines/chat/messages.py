@@ -26,11 +26,10 @@ from slipring.protocol.items import (
     Part,
     Reasoning,
     may_have_images,
-    part_param,
     plain_text,
     short_id,
 )
-from slipring.protocol.pictures.item_pictures import is_data, is_web, plain_url
+from slipring.protocol.pictures.item_pictures import is_data, is_web, part_param, plain_url
 
 _STEP_BYTES = 300
 # Sets of classes, not ``isinstance``: a resent history has hundreds of items, and a test that fails is slow.

@@ -6,10 +6,11 @@ that only the new tokens of a continuation are prefilled. ``cached_tokens`` is w
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from msgspec import Raw, structs
 
@@ -40,11 +41,19 @@ from slipring.engines.tokens.job_rendering import (
 )
 from slipring.observation import live_messages
 from slipring.prompts.rendering import Rendered, Rendering
+from slipring.protocol.items import Item
 from slipring.protocol.pictures.image_headers import MediaType
-from slipring.protocol.pictures.item_pictures import BadPicture, base64_of, image_parts
+from slipring.protocol.pictures.item_pictures import (
+    BadPicture,
+    base64_of,
+    image_count,
+    image_parts,
+    images_of,
+)
 
 log = logging.getLogger("slipring")
 
+T = TypeVar("T")
 _PREFILL_TOKENS = 128
 """Tokens that are processed at a time beside the jobs: a job that arrives waits for no more. On a CPU,
 llama.cpp reads portions of 64 a fifth slower than those of 128, which come close to the speed of whole
@@ -179,17 +188,21 @@ class LlamaEngine(Engine):
 
     async def _refuse_undecodable(self, job: Job) -> None:
         """Refuse a new picture that llama.cpp cannot decode, before the response is created."""
-        new = [
-            (part.image_url or "", item, index, place)
-            for index, item in enumerate(job.input)
-            for place, part in image_parts(item)
-        ]
-        broken = await self._pictured.undecodable([base64_of(url) for url, *_ in new])
+        new = [(index, item) for index, item in enumerate(job.input) if image_count(item)]
+        if not new:
+            return
+        data = await self._in_thread(job, _base64_in, [item for _, item in new])
+        broken = await self._pictured.undecodable(data)
         if broken is not None:
-            _, item, index, place = new[broken]
+            places = [(index, item, image.place) for index, item in new for image in images_of(item)]
+            index, item, place = places[broken]
             raise BadPicture("cannot be decoded by the model's server", "image_parse_error", place).placed(
                 item, index
             )
+
+    async def _in_thread(self, job: Job, work: Callable[..., T], *arguments: object) -> T:
+        """Do work that takes time in proportion to pictures."""
+        return await self.tokenizing.run(job.tenant, work, *arguments, is_local=True)
 
     def _refuse_second_tenant(self, tenant: str) -> None:
         """Serve the first tenant only: keys of others may have been created since the start."""
@@ -289,10 +302,9 @@ class LlamaEngine(Engine):
 
     async def _pictured_prompt(self, job: Job, sent: Rendered) -> bytes:
         """A context with pictures as llama.cpp takes it."""
-        data = [base64_of(url) for url in data_urls(job, sent)]
         work = partial(self._pictured.write, sent.ids())
         text = await self.tokenizing.run(job.tenant, work, is_local=self.renderer.vocabulary.is_local)
-        return pictured_prompt(text, data)
+        return await self._in_thread(job, _pictured_prompt, job, sent, text)
 
     async def _constraint(self, job: Job, rendering: Rendering) -> dict[str, object]:
         """The field of the request that constrains the answer; empty if it is unconstrained."""
@@ -304,3 +316,14 @@ class LlamaEngine(Engine):
             return {"grammar": grammar} if grammar is not None else {}
         constraint = await constraint_of(job, self.renderer, self.compiler, grammars=False)
         return {"json_schema": Raw(constraint.text)} if constraint is not None else {}
+
+
+def _base64_in(items: Sequence[Item]) -> list[str]:
+    """The data of the pictures in items."""
+    return [base64_of(part.image_url or "") for item in items for _, part in image_parts(item)]
+
+
+def _pictured_prompt(job: Job, sent: Rendered, text: str) -> bytes:
+    digests = sent.digests()
+    urls = data_urls(job, digests)
+    return pictured_prompt(text, [base64_of(urls[digest]) for digest in digests])

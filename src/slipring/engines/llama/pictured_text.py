@@ -3,6 +3,8 @@
 llama.cpp takes no ids beside pictures, and refuses a request with a picture that it cannot decode.
 """
 
+import asyncio
+
 from slipring.engines.grey_square import grey_square
 from slipring.engines.llama.api import Api, describe, pictured_prompt
 from slipring.prompts.spelled_context import ContextSpeller
@@ -67,4 +69,5 @@ class PicturedText:
         return None
 
     async def _refuses(self, pictures: list[str]) -> bool:
-        return await self._api.refusal(pictured_prompt("", pictures)) == self._undecodable
+        asked = await asyncio.to_thread(pictured_prompt, "", pictures)
+        return await self._api.refusal(asked) == self._undecodable

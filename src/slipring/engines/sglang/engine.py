@@ -5,7 +5,7 @@ With streaming sessions, turns of a chain send their new ids only.
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -39,6 +39,7 @@ from slipring.engines.tokens.token_answer import Piece, PieceParser, TokenAnswer
 from slipring.engines.tokens.token_server import (
     Fault,
     JobExchange,
+    PreparedExchange,
     Request,
     Served,
     failure,
@@ -158,12 +159,10 @@ class SglangEngine(SessionServer):
         if not sent.body.pictures:
             return super().exchange(job, sent, limit, constraint, answer)
         write = partial(self.write, job, sent, limit, constraint)
-        if self._speller is None:
-            return JobExchange(self, job, write(), answer)
-        return _TextExchange(self, job, write, answer)
+        return PreparedExchange(self, job, write, answer)
 
     def write(self, job: Job, sent: Rendered, limit: int, constraint: Constraint | None) -> Request:
-        """Takes time in proportion to the context if that has pictures and is sent as text."""
+        """Takes time in proportion to the context if that has pictures."""
         if self._speller is None or not sent.body.pictures:
             return self._written(job, sent, _as_ids(sent.json_pieces()), limit, constraint, {})
         text = wire.encode(self._speller.write(sent.ids()))
@@ -211,7 +210,9 @@ class SglangEngine(SessionServer):
         if settings.logprobs and job.generate:
             body |= {"return_logprob": True, "top_logprobs_num": settings.top_logprobs}
         if sent.body.pictures:
-            body["image_data"] = data_urls(job, sent)
+            digests = sent.digests()
+            urls = data_urls(job, digests)
+            body["image_data"] = [urls[digest] for digest in digests]
         pieces = [*prompt, b"," + wire.encode(body)[1:]]
         headers = self._upstream.affinity_headers(job)
         expected = sent.total if session else None
@@ -338,20 +339,6 @@ def _spared_for_pictures(sent: Rendered) -> int:
     if not sent.body.pictures:
         return 0
     return sum(picture.tokens for step in sent.body.steps() for picture in step.pictures)
-
-
-class _TextExchange(JobExchange):
-    """Sends a context with pictures as text, which is written in a thread."""
-
-    def __init__(
-        self, server: SglangEngine, job: Job, write: Callable[[], Request], answer: TokenAnswer
-    ) -> None:
-        super().__init__(server, job, None, answer)
-        self._tokenizing = server.tokenizing
-        self._write = write
-
-    async def prepare(self) -> None:
-        self._request = await self._tokenizing.run(self._job.tenant, self._write, is_local=True)
 
 
 _Likely = tuple[float | None, int, str | None]

@@ -1,6 +1,7 @@
 """Renders jobs to token ids and counts them, in threads where it takes long."""
 
 import asyncio
+from collections.abc import Iterable
 from itertools import islice
 
 from slipring.base.errors import ContextLengthExceeded
@@ -72,14 +73,21 @@ def accepted(job: Job, renderer: Renderer, rendering: Rendering, resent: str | N
     return Accepted(rendering.new_tokens, fallback, rendering.dropped_items, counted, withheld, read)
 
 
-def data_urls(job: Job, sent: Rendered) -> list[str]:
-    """The data URLs of the pictures in ``sent``, the context of a job, in their order. Walks all items."""
-    urls: dict[str, str] = {}
-    for item in job.context():
-        for picture, (_, part) in zip(pictures(item), image_parts(item), strict=True):
+def data_urls(job: Job, digests: Iterable[str]) -> dict[str, str]:
+    """The data URLs of these pictures in the context of a job, by their digests. Decodes the items that have
+    them: not for the event loop."""
+    missing, found = set(digests), dict[str, str]()
+    for item in reversed(tuple(job.context())):
+        if not missing:
+            break
+        here = pictures(item)
+        if missing.isdisjoint(picture.digest for picture in here):
+            continue
+        for picture, (_, part) in zip(here, image_parts(item), strict=True):
             assert part.image_url is not None, "engines see pictures with their data only"
-            urls[picture.digest] = plain_url(part.image_url)
-    return [urls[digest] for digest in sent.digests()]
+            found[picture.digest] = plain_url(part.image_url)
+        missing -= found.keys()
+    return found
 
 
 async def foresee(

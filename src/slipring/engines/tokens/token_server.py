@@ -4,6 +4,7 @@ Each engine adds how it writes a request and how it parses the stream.
 """
 
 import asyncio
+import re
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
@@ -13,7 +14,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from msgspec import Struct
 
-from slipring.base.errors import ApiError, ServerError, StartupError
+from slipring.base.errors import ApiError, InvalidRequest, ServerError, StartupError
 from slipring.core.generation import (
     ANY_ID,
     Capabilities,
@@ -66,6 +67,7 @@ from slipring.prompts.foreseen_context import Foreseen
 from slipring.prompts.rendering import Rendered, Renderer
 from slipring.prompts.tokenization.tokenizer import Vocabulary
 from slipring.protocol import wire
+from slipring.protocol.pictures.item_pictures import image_param, images_of
 from slipring.protocol.responses import TopLogprob
 
 _ROUTER_LIST = "/workers"
@@ -80,6 +82,7 @@ _SCHEDULED = 0.95
 """The part of the server's cache that is scheduled: it keeps whole blocks, and other users may need some."""
 _COMPACTION = "compaction"
 """What a loop waits for after its summary, as with the name of a tool: the turn that goes on with it."""
+_ABOUT_PICTURES = re.compile(r"\bimage|multi-?modal|\bPIL\b", re.IGNORECASE)
 _REASONS: dict[str, Literal["stop", "length"]] = {"stop": "stop", "length": "length"}
 
 
@@ -540,6 +543,47 @@ class JobExchange:
     def close(self) -> None:
         """Free what is not kept, however the answer has ended."""
         return
+
+
+class PreparedExchange(JobExchange):
+    """Sends a request that takes long to write, because it has pictures: it is written in a thread."""
+
+    def __init__(
+        self, server: TokenServer, job: Job, write: Callable[[], Request], answer: TokenAnswer
+    ) -> None:
+        super().__init__(server, job, None, answer)
+        self._write = write
+
+    async def prepare(self) -> None:
+        self._request = await self._written(self._write)
+
+    async def attempt(self, emit: Emit, begin: Callable[[], None]) -> None:
+        try:
+            await self.try_requests(emit, begin)
+        except InvalidRequest as error:
+            raise _about_picture(error, self._job) from error.__cause__
+
+    async def try_requests(self, emit: Emit, begin: Callable[[], None]) -> None:
+        """Send the request once and emit its answer."""
+        await super().attempt(emit, begin)
+
+    async def _written(self, write: Callable[[], Request]) -> Request:
+        return await self._server.tokenizing.run(self._job.tenant, write, is_local=True)
+
+
+def _about_picture(error: InvalidRequest, job: Job) -> InvalidRequest:
+    """The refusal of a picture, which names its field: servers do not say which one they cannot decode, so
+    it is known only where one is new."""
+    if error.param is not None or _ABOUT_PICTURES.search(error.message) is None:
+        return error
+    new = [(index, item, each) for index, item in enumerate(job.input) for each in images_of(item)]
+    if len(new) != 1:
+        return error
+    index, item, image = new[0]
+    param = image_param(item, index, image)
+    error.message = f"Invalid '{param}': the model's server refuses the image: {error.message}"
+    error.args, error.param = (error.message,), param
+    return error
 
 
 class Fault(Struct):

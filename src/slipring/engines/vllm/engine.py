@@ -58,6 +58,7 @@ from slipring.engines.vllm.pictured_requests import (
     chat_pieces,
     content_parts,
     find_way,
+    known_digests,
     sees,
 )
 from slipring.prompts.rendering import Rendered, Renderer
@@ -175,11 +176,15 @@ class VllmEngine(SessionServer):
     ) -> JobExchange:
         if not sent.body.pictures:
             return super().exchange(job, sent, limit, constraint, answer)
-        return PicturedExchange(self, job, self._with_pictures(job, sent, constraint), answer)
+        known = known_digests(job, sent) if self._way == "ids" else frozenset[str]()
+        write = partial(self._with_pictures, job, sent, constraint)
+        return PicturedExchange(self, job, write, answer, partial(write, known) if known else None)
 
-    def _with_pictures(self, job: Job, sent: Rendered, constraint: Constraint | None) -> list[Request]:
-        """The requests for a context with pictures, to be tried in order: the first has no data of pictures
-        that the server should know."""
+    def _with_pictures(
+        self, job: Job, sent: Rendered, constraint: Constraint | None, known: frozenset[str] = frozenset()
+    ) -> Request:
+        """The request for a context with pictures, without the data of those that are known. Takes time in
+        proportion to the data."""
         settings, salt = job.settings, tenant_salt(job.tenant)
         sampling: dict[str, Any] = {
             "stop_token_ids": sorted(self.renderer.stop_ids()),
@@ -206,11 +211,8 @@ class VllmEngine(SessionServer):
         if self._way == "chat":
             if wants_logprobs:
                 sampling |= {"logprobs": True, "top_logprobs": settings.top_logprobs}
-            return [
-                Request(
-                    BY_CHAT, chat_pieces(job, {**body, **sampling, "return_token_ids": True}), headers, read
-                )
-            ]
+            pieces = chat_pieces(job, {**body, **sampling, "return_token_ids": True})
+            return Request(BY_CHAT, pieces, headers, read)
         if wants_logprobs:
             sampling["logprobs"] = settings.top_logprobs
         sampling["detokenize"] = not self.renderer.vocabulary.is_local
@@ -218,24 +220,13 @@ class VllmEngine(SessionServer):
             "sampling_params": sampling,
             "output_mode": "tokens" if self.renderer.vocabulary.is_local else "text",
         }
-        whole, lean = content_parts(job, sent, salt)
-        return [
-            Request(
-                BY_IDS,
-                spliced(
-                    b'{"token_ids":[',
-                    sent.json_pieces(),
-                    b"]," + wire.encode({**body, "content_parts": parts})[1:],
-                ),
-                headers,
-                read,
-            )
-            for parts in ([whole] if lean == whole else [lean, whole])
-        ]
+        body["content_parts"] = content_parts(job, sent, salt, known)
+        pieces = spliced(b'{"token_ids":[', sent.json_pieces(), b"]," + wire.encode(body)[1:])
+        return Request(BY_IDS, pieces, headers, read)
 
     def write(self, job: Job, sent: Rendered, limit: int, constraint: Constraint | None) -> Request:
         if sent.body.pictures:
-            return self._with_pictures(job, sent, constraint)[-1]
+            return self._with_pictures(job, sent, constraint)
         body: dict[str, Any] = {
             "model": self.served.name,
             "stream": True,

@@ -6,7 +6,7 @@ the server has dropped them. Any other server takes them by its chat endpoint, w
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal
 
 from msgspec import Raw
@@ -20,7 +20,7 @@ from slipring.engines.remote.http_client import HttpClient, spliced
 from slipring.engines.remote.http_failures import BadStatus, HttpFailure
 from slipring.engines.tokens.job_rendering import data_urls, position_of
 from slipring.engines.tokens.token_answer import TokenAnswer
-from slipring.engines.tokens.token_server import JobExchange, Request, TokenServer
+from slipring.engines.tokens.token_server import PreparedExchange, Request, TokenServer
 from slipring.prompts.rendering import Rendered
 from slipring.protocol import wire
 
@@ -53,18 +53,24 @@ async def find_way(client: HttpClient) -> Way:
     return "ids"
 
 
-def content_parts(job: Job, sent: Rendered, salt: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The pictures of a context with their data, and the same without the data of those that its parent
-    has. Their names differ by tenant: a server that knows a picture answers sooner."""
+def known_digests(job: Job, sent: Rendered) -> frozenset[str]:
+    """Which pictures of a context its parent has."""
     parent = position_of(job)
-    known = frozenset(parent.digests()) if parent is not None else frozenset[str]()
-    whole, lean = [], []
-    for digest, url in zip(sent.digests(), data_urls(job, sent), strict=True):
-        name = hashlib.blake2b(f"{salt}{digest}".encode(), digest_size=32).hexdigest()
-        part = {"type": "image_url", "url": url, "uuid": name}
-        whole.append(part)
-        lean.append({**part, "url": None} if digest in known else part)
-    return whole, lean
+    return frozenset(parent.digests()).intersection(sent.digests()) if parent is not None else frozenset()
+
+
+def content_parts(job: Job, sent: Rendered, salt: str, known: frozenset[str]) -> list[dict[str, Any]]:
+    """The pictures of a context with their data, but for those that are known. Their names differ by tenant:
+    a server that knows a picture answers sooner."""
+    urls = data_urls(job, set(sent.digests()) - known)
+    return [
+        {
+            "type": "image_url",
+            "url": urls.get(digest),
+            "uuid": hashlib.blake2b(f"{salt}{digest}".encode(), digest_size=32).hexdigest(),
+        }
+        for digest in sent.digests()
+    ]
 
 
 def chat_pieces(job: Job, fields: dict[str, Any]) -> list[bytes]:
@@ -79,23 +85,38 @@ def chat_pieces(job: Job, fields: dict[str, Any]) -> list[bytes]:
     return spliced(b'{"messages":[', messages, b"]," + wire.encode(fields)[1:])
 
 
-class PicturedExchange(JobExchange):
+class PicturedExchange(PreparedExchange):
     """Names the pictures that the server should know; sends all of them if it does not."""
 
     def __init__(
-        self, server: TokenServer, job: Job, requests: Sequence[Request], answer: TokenAnswer
+        self,
+        server: TokenServer,
+        job: Job,
+        write: Callable[[], Request],
+        answer: TokenAnswer,
+        write_lean: Callable[[], Request] | None,
     ) -> None:
-        """``requests``: those to try in order. The last has everything."""
-        *self._lean, whole = requests
-        super().__init__(server, job, whole, answer)
+        """``write``: writes a request with everything. ``write_lean``: one without what the server should
+        know; None if that is nothing."""
+        super().__init__(server, job, write, answer)
+        self._write_lean = write_lean
+        self._lean: Request | None = None
 
-    async def attempt(self, emit: Emit, begin: Callable[[], None]) -> None:
-        while self._lean:
-            lean = self._lean.pop()
+    async def prepare(self) -> None:
+        if self._write_lean is None:
+            await super().prepare()
+        else:
+            self._lean = await self._written(self._write_lean)
+
+    async def try_requests(self, emit: Emit, begin: Callable[[], None]) -> None:
+        if self._lean is not None:
+            lean, self._lean = self._lean, None
             try:
                 await self.send(lean, emit, begin)
                 return
             except (InvalidRequest, ServerError):
                 if self._answer.has_begun:
                     raise
-        await super().attempt(emit, begin)
+        if self._request is None:
+            await super().prepare()
+        await super().try_requests(emit, begin)

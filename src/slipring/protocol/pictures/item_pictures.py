@@ -1,7 +1,9 @@
 """Pictures in items: what is known of a picture without decoding it.
 
 The data of a picture stands in its item, as a data URL, and nowhere else. A ``Picture`` is what the rest of
-the server knows of it: its digest, by which pictures are compared, its type, and its size.
+the server knows of it: its digest, by which pictures are compared, its type, and its size. ``attached`` says
+which images and files an item has: an item with megabytes of them is decoded once, where requests are
+decoded, and never for a look at its parts.
 """
 
 import binascii
@@ -16,6 +18,7 @@ from msgspec import Raw, Struct, structs
 from slipring.base.errors import InvalidRequest, quoted
 from slipring.protocol import wire
 from slipring.protocol.items import (
+    Body,
     CallOutput,
     InputFile,
     InputImage,
@@ -24,9 +27,11 @@ from slipring.protocol.items import (
     Part,
     computed_once,
     may_have_images,
-    part_param,
+    raw_digest,
 )
+from slipring.protocol.pictures.data_spans import data_spans
 from slipring.protocol.pictures.image_headers import BrokenImage, MediaType, read_image_header
+from slipring.protocol.pictures.pdf_documents import Document, document_in
 
 ALL_TYPES: tuple[MediaType, ...] = get_args(MediaType)
 _NAMES = {media_type: media_type.removeprefix("image/").upper() for media_type in ALL_TYPES}
@@ -34,6 +39,7 @@ _NAMES["image/webp"] = "WebP"
 _OTHER_SPELLINGS = {"image/jpg": "image/jpeg", "image/pjpeg": "image/jpeg", "image/x-png": "image/png"}
 _DATA_URL = re.compile(r"data:([^;,\"]{0,100})((?:;[^;,\"]{0,100}){0,8}),", re.IGNORECASE)
 _LONGEST_HEAD = 1024
+_LONGEST_ADDRESS = 8192
 ELSEWHERE = "elsewhere"
 """An image that has an address or a file id in place of its data."""
 A_FILE = "file"
@@ -68,23 +74,100 @@ class BadPicture(InvalidRequest):
 
     def placed(self, item: Item, index: int) -> "BadPicture":
         """The same error, which names the field of a request."""
-        self.param = image_param(item, index, self.place)
+        image = next(image for image in images_of(item) if image.place == self.place)
+        self.param = image_param(item, index, image)
         self.message = f"Invalid '{self.param}': {self.message[0].lower()}{self.message[1:]}"
         return self
 
 
-def image_param(item: Item, index: int, place: int) -> str:
-    """How errors name the image of a part: by its URL, or by its file id if it has no URL."""
-    where = part_param(item, index, place)
+class Attached(Struct, frozen=True):
+    """An image or a file among the parts of an item, without its data."""
+
+    place: int
+    """Among the parts."""
+    is_image: bool
+    has_data: bool = False
+    """Whether it is an image whose data is in its item."""
+    url: str | None = None
+    """The address of an image without its data; empty if it is too long for one."""
+    has_file_id: bool = False
+    document: Document | None = None
+    """Set if it is a PDF file whose data is in its item."""
+
+
+class Attachments(Struct, frozen=True):
+    """The images and files of an item."""
+
+    role: str | None
+    """Of a message; None for outputs of calls."""
+    parts: tuple[Attached, ...]
+
+
+_NONE_ATTACHED = Attachments(None, ())
+
+
+@computed_once
+def attached(item: Item) -> Attachments:
+    """Which images and files an item has."""
+    if not may_have_images(item):
+        return _NONE_ATTACHED
+    body = item.body()
+    return Attachments(body.role if isinstance(body, Message) else None, tuple(_outlines(_parts_in(body))))
+
+
+def _outlines(parts: Sequence[Part]) -> Iterator[Attached]:
+    for place, part in enumerate(parts):
+        if isinstance(part, InputImage):
+            url = part.image_url
+            has_data = url is not None and is_data(url)
+            address = None if url is None or has_data else url if len(url) <= _LONGEST_ADDRESS else ""
+            yield Attached(place, True, has_data, address, part.file_id is not None)
+        elif isinstance(part, InputFile):
+            yield Attached(place, False, document=document_in(part))
+
+
+def part_param(item: Item, index: int, place: int) -> str:
+    """How errors name a part of the content or output of an item: by the position of both."""
+    if item.type != "computer_call_output":
+        return f"input[{index}].{'content' if item.type == 'message' else 'output'}[{place}]"
+    has_url = any(part.has_data or part.url is not None for part in attached(item).parts)
+    return f"input[{index}].output.{'image_url' if has_url else 'file_id'}"
+
+
+def image_param(item: Item, index: int, image: Attached) -> str:
+    """How errors name an image: by its URL, or by its file id if it has no URL."""
+    where = part_param(item, index, image.place)
     if item.type == "computer_call_output":
         return where
-    part = dict(image_parts(item))[place]
-    is_file = part.image_url is None and part.file_id is not None
+    is_file = not image.has_data and image.url is None and image.has_file_id
     return f"{where}.{'file_id' if is_file else 'image_url'}"
 
 
+@computed_once
+def may_be_models(item: Item) -> bool:
+    """Whether the item may be one that a model has written. May be wrong for a message that only mentions the
+    role of a model, which does no harm where this is asked."""
+    return item.type != "message" or b'"assistant"' in item.raw
+
+
+def role_of(item: Item) -> str | None:
+    """The role of a message; None for other items."""
+    if item.type != "message":
+        return None
+    if may_have_images(item):
+        return attached(item).role
+    body = item.body()
+    return body.role if isinstance(body, Message) else None
+
+
+def images_of(item: Item) -> list[Attached]:
+    """The images of an item, whether it has their data or not."""
+    return [part for part in attached(item).parts if part.is_image]
+
+
 def image_parts(item: Item) -> Iterator[tuple[int, InputImage]]:
-    """The images of an item, each with its place among the parts."""
+    """The images of an item with their data, each with its place among the parts. Decodes the item: not for
+    the event loop."""
     if may_have_images(item):
         for place, part in enumerate(parts_of(item)):
             if isinstance(part, InputImage):
@@ -92,8 +175,12 @@ def image_parts(item: Item) -> Iterator[tuple[int, InputImage]]:
 
 
 def parts_of(item: Item) -> Sequence[Part]:
-    """The parts of a message, or of the output of a call; none if that is a text."""
-    body = item.body()
+    """The parts of a message, or of the output of a call; none if that is a text. Decodes the item: not for
+    the event loop, unless the item is small."""
+    return _parts_in(item.body())
+
+
+def _parts_in(body: Body) -> Sequence[Part]:
     content: object = None
     if isinstance(body, Message):
         content = body.content
@@ -105,13 +192,13 @@ def parts_of(item: Item) -> Sequence[Part]:
 @computed_once
 def image_count(item: Item) -> int:
     """How many images an item has, whether it has their data or not."""
-    return sum(1 for _ in image_parts(item))
+    return len(images_of(item))
 
 
 @computed_once
 def file_count(item: Item) -> int:
     """How many files an item has."""
-    return sum(isinstance(part, InputFile) for part in parts_of(item)) if may_have_images(item) else 0
+    return sum(not part.is_image for part in attached(item).parts)
 
 
 def pictures(item: Item) -> tuple[Picture, ...]:
@@ -133,9 +220,13 @@ class _Fault(NamedTuple):
 
 @computed_once
 def _examined(item: Item) -> tuple[Picture, ...] | _Fault:
+    return _pictures_in(parts_of(item)) if may_have_images(item) else ()
+
+
+def _pictures_in(parts: Sequence[Part]) -> tuple[Picture, ...] | _Fault:
     found: list[Picture] = []
-    for place, part in image_parts(item):
-        if part.image_url is not None and is_data(part.image_url):
+    for place, part in enumerate(parts):
+        if isinstance(part, InputImage) and part.image_url is not None and is_data(part.image_url):
             try:
                 found.append(picture_of(part.image_url, part.detail))
             except BadPicture as error:
@@ -147,21 +238,37 @@ def _examined(item: Item) -> tuple[Picture, ...] | _Fault:
 def attachments(item: Item) -> frozenset[str]:
     """What an item has beside texts: the types of its pictures, ``ELSEWHERE``, ``A_FILE``, and the role of a
     message with images, unless that is the user's. Nothing is known of pictures that are not valid."""
-    if not may_have_images(item):
+    has = attached(item)
+    if not has.parts:
         return frozenset()
     try:
         found: set[str] = {picture.media_type for picture in pictures(item)}
     except BadPicture:
         found = set()
-    body = item.body()
-    if isinstance(body, Message) and body.role != "user" and image_count(item):
-        found.add(f"{_OF_ROLE}{body.role}")
-    for part in parts_of(item):
-        if isinstance(part, InputFile):
+    if has.role not in (None, "user") and image_count(item):
+        found.add(f"{_OF_ROLE}{has.role}")
+    for part in has.parts:
+        if not part.is_image:
             found.add(A_FILE)
-        elif isinstance(part, InputImage) and not (part.image_url is not None and is_data(part.image_url)):
+        elif not part.has_data:
             found.add(ELSEWHERE)
     return frozenset(found)
+
+
+def examine(item: Item) -> None:
+    """Work out what later looks at an item need, and keep it with the item. Takes time in proportion to the
+    item: those of large requests are examined in the thread that decodes them."""
+    kept = item.__dict__
+    if may_have_images(item) and attached.__name__ not in kept:
+        body = item.body()  # once for both
+        parts = _parts_in(body)
+        kept[_examined.__name__] = _pictures_in(parts)
+        role = body.role if isinstance(body, Message) else None
+        kept[attached.__name__] = Attachments(role, tuple(_outlines(parts)))
+    attachments(item)
+    may_be_models(item)
+    raw_digest(item)
+    data_spans(item)
 
 
 def roles_in(attached: Iterable[str]) -> set[str]:
@@ -249,25 +356,20 @@ def picture_in(data: bytes, claimed: str, detail: str | None = None) -> Picture:
     return Picture(digest, header.media_type, header.width, header.height, len(data), detail)
 
 
+@computed_once
 def without_images(item: Item) -> Item:
     """A message with a line of text in place of each image, which says what it was. Its pictures must be
     valid."""
-    places = [place for place, _ in image_parts(item)]
-    if not places:
+    images = images_of(item)
+    if not images:
         return item
-    found = dict(zip(_data_places(item), pictures(item), strict=True))
+    found = dict(zip((image.place for image in images if image.has_data), pictures(item), strict=True))
     fields = _fields.decode(item.raw)
     parts: list[object] = list(_parts.decode(fields["content"]))
-    for place in places:
-        shown = described(found[place]) if place in found else "image"
-        parts[place] = {"type": "input_text", "text": f"[{shown}]"}
+    for image in images:
+        shown = described(found[image.place]) if image.has_data else "image"
+        parts[image.place] = {"type": "input_text", "text": f"[{shown}]"}
     return structs.replace(item, raw=wire.encode({**fields, "content": parts}))
-
-
-def _data_places(item: Item) -> list[int]:
-    return [
-        place for place, part in image_parts(item) if part.image_url is not None and is_data(part.image_url)
-    ]
 
 
 def described(picture: Picture) -> str:

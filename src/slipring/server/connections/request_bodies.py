@@ -11,6 +11,7 @@ from slipring.server.connections.client_connection import RequestTimeout, Undeco
 from slipring.server.connections.connection_limits import PROGRESS_BYTES
 from slipring.server.service import Service
 
+_LARGE_BYTES = 2**20
 _NO_ENCODING = ("", "identity")
 
 
@@ -55,7 +56,9 @@ class _Reader:
                 deadline, progress = clock() + self._timeout_s, 0
             # All of a compressed body may be available at once: let others run between its parts.
             await asyncio.sleep(0)
-        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        if self._charged > _LARGE_BYTES:
+            return await asyncio.to_thread(b"".join, chunks)  # it releases the interpreter's lock
+        return b"".join(chunks)
 
     def release(self) -> None:
         if self._charged:

@@ -1,5 +1,7 @@
 """``/v1/conversations``: conversations, i.e. lists of items that responses read and extend."""
 
+from collections.abc import Sequence
+
 from aiohttp import web
 from msgspec import Raw, json
 
@@ -36,9 +38,10 @@ from slipring.server.clock import now
 from slipring.server.connections.request_bodies import read_body
 from slipring.server.endpoints import paging
 from slipring.server.id_minting import mint
-from slipring.server.replies import json_response
+from slipring.server.replies import encoded_response, json_response
 from slipring.server.service import Service
 from slipring.stores.conversations import Conversation
+from slipring.stores.pictures import prepare
 
 _SEES_ALL = Capabilities(images=True, image_roles=ALL_ROLES, resolves_urls=True, files=True)
 """What some model may be able to do: a conversation is not bound to one."""
@@ -88,8 +91,7 @@ async def list_items(service: Service, request: web.Request, caller: Caller) -> 
             found = await service.store.conversations.items(caller.tenant, conversation_id, page)
         if found is None:
             raise conversation_not_found(conversation_id)
-        items, has_more = found
-        return json_response(paging.as_list(items, "conversation", has_more=has_more))
+        return await _page(service, caller, *found)
 
 
 async def add_items(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
@@ -102,10 +104,12 @@ async def add_items(service: Service, request: web.Request, caller: Caller) -> w
     for item in items:
         if item.id is not None and item.id in chosen:
             existing = await conversations.item(caller.tenant, conversation_id, item.id)
-            _refuse_change(existing, item, chosen[item.id])
+            if existing is not None:
+                size, where = len(item.raw) + len(existing.raw), chosen[item.id]
+                await service.decoder.if_large(caller.tenant, size, _refuse_change, existing, item, where)
     if not await conversations.add(caller.tenant, conversation_id, items):
         raise conversation_not_found(conversation_id)
-    return json_response(paging.as_list(items, "conversation", has_more=False))
+    return await _page(service, caller, items, has_more=False)
 
 
 async def retrieve_item(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
@@ -115,7 +119,9 @@ async def retrieve_item(service: Service, request: web.Request, caller: Caller) 
         item = await service.store.conversations.item(caller.tenant, conversation_id, item_id)
         if item is None:
             raise await _missing(service, caller.tenant, conversation_id, item_id)
-        return json_response(present(item, item_id, "conversation"))
+        size, kind = len(item.raw), "conversation"
+        body = await service.decoder.if_large(caller.tenant, size, present, item, item_id, kind)
+        return encoded_response(bytes(body))
 
 
 async def delete_item(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
@@ -152,18 +158,37 @@ def _read_include(request: web.Request) -> None:
     read_include(request.query.getall("include", []) + request.query.getall("include[]", []))
 
 
+async def _page(
+    service: Service, caller: Caller, items: Sequence[Item], has_more: bool
+) -> web.StreamResponse:
+    size = sum(len(item.raw) for item in items)
+    body = await service.decoder.if_large(
+        caller.tenant, size, paging.encoded, items, has_more, "conversation"
+    )
+    return encoded_response(body)
+
+
 async def _read_items(
     service: Service, tenant: str, raws: list[Raw]
 ) -> tuple[tuple[Item, ...], dict[str, str]]:
-    """Decode and check items that a client adds to a conversation.
+    """Decode and check items that a client adds to a conversation: large ones in a thread.
 
     Returns the items, each once and with an id, and the paths (``items[0]``) of those whose id the client
     chose.
     """
+    definitions = new_definitions(service.config.limits, service.ignored_tools)
+    limits, size = service.config.limits, sum(map(len, raws))
+    items, chosen = await service.decoder.if_large(tenant, size, _decode_items, raws, definitions, limits)
+    await service.compiler.check(tenant, definitions.grammars)
+    return input_items.opened(items, service.seal, tenant, "items"), chosen
+
+
+def _decode_items(
+    raws: list[Raw], definitions: Definitions, limits: Limits
+) -> tuple[tuple[Item, ...], dict[str, str]]:
     sent: list[Item] = []
     items: dict[str, Item] = {}
     chosen: dict[str, str] = {}
-    definitions = new_definitions(service.config.limits, service.ignored_tools)
     for index, raw in enumerate(raws):
         where = f"items[{index}]"
         item = read_item(bytes(raw), where)
@@ -179,9 +204,9 @@ async def _read_items(
             chosen[item.id] = where
         item_id = item.id or mint(item_ids.prefix(item.type))
         items[item_id] = with_id(item, item_id)
-    _check_pictures(sent, service.config.limits)
-    await service.compiler.check(tenant, definitions.grammars)
-    return input_items.opened(tuple(items.values()), service.seal, tenant, "items"), chosen
+    _check_pictures(sent, limits)
+    prepare(items.values())
+    return tuple(items.values()), chosen
 
 
 def _check_pictures(items: list[Item], limits: Limits) -> None:

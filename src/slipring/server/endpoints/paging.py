@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from slipring.base.errors import InvalidRequest, quoted
+from slipring.protocol import wire
 from slipring.protocol.endpoints.reply_bodies import ItemPage
 from slipring.protocol.item_listing import ListKind, present
 from slipring.protocol.items import Item
@@ -49,11 +50,13 @@ def refusing_unknown(page: Page) -> Iterator[None]:
         raise InvalidRequest.at("after", f"there is no item with the id {quoted(page.after or '')}") from None
 
 
-def as_list(items: Sequence[Item], within: ListKind, *, has_more: bool) -> ItemPage:
-    """A page of items as the API's list object."""
-    return ItemPage(
+def encoded(items: Sequence[Item], has_more: bool, within: ListKind) -> bytes:
+    """A page of items as the API's list object, in JSON. Items may be as large as requests: not for the event
+    loop."""
+    page = ItemPage(
         data=[present(item, item.id or "", within) for item in items],
         first_id=(items[0].id or "") if items else "",
         last_id=(items[-1].id or "") if items else "",
         has_more=has_more,
     )
+    return wire.encode(page)

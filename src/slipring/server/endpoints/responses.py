@@ -22,7 +22,7 @@ from slipring.server.background import event_stream, orphaned_runs
 from slipring.server.background.orphaned_runs import read_response
 from slipring.server.background.runs import Background, RunRefused
 from slipring.server.endpoints import paging
-from slipring.server.replies import error_reply, json_response
+from slipring.server.replies import encoded_response, error_reply, json_response
 from slipring.server.service import Service
 from slipring.server.transports.beta_header import of_exchange, retention_of
 from slipring.server.transports.http import (
@@ -109,10 +109,10 @@ class Responses:
                 )
             # In a thread: a chain may have any number of items, and all are read for one page.
             with paging.refusing_unknown(page):
-                found, has_more = await service.decoder.in_thread(
-                    caller.tenant, lambda: paging.cut(_input_of(state), page)
+                body = await service.decoder.in_thread(
+                    caller.tenant, lambda: paging.encoded(*paging.cut(_input_of(state), page), "response")
                 )
-            return json_response(paging.as_list(found, "response", has_more=has_more))
+            return encoded_response(body)
 
     async def _create_in_background(
         self, request: web.Request, caller: Caller, posted: PostedCreate

@@ -121,6 +121,7 @@ class Rollout:
             raise AppendRefused("too_much_pending_input", "The response has too many items already.")
         try:
             carry = input_items.join(self._carry.current, append.items, complete=False)
+            self._attachment_rules.refuse_unread(append.items)
             self._attachment_rules.refuse_unseen(append.items)
             self._attachment_rules.refuse_context(carry)
             self._steps.offer(carry)
