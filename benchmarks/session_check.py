@@ -173,8 +173,8 @@ SETTINGS: dict[str, Callable[[random.Random], dict[str, Any]]] = {
 }
 
 
-async def check_settings(vllm: Vllm, agents: int, turns: int, seed: int) -> dict[str, Any]:
-    """Chains at the plugin, all at once, with settings of each turn."""
+async def check_settings(vllm: Vllm, kinds: list[str], agents: int, turns: int, seed: int) -> dict[str, Any]:
+    """Chains at the plugin, all at once, with settings of each turn, of these kinds."""
     found: Counter[str] = Counter()
     wrong: list[Any] = []
 
@@ -184,7 +184,7 @@ async def check_settings(vllm: Vllm, agents: int, turns: int, seed: int) -> dict
         missing: list[int] = []
         held = 0
         for _ in range(turns):
-            kind = dice.choice(list(SETTINGS))
+            kind = dice.choice(kinds)
             settings, limit = SETTINGS[kind](dice), dice.choice((2, 10, 40))
             context += (new := dice.choices(_WORDS, k=dice.choice((1, 3, 40, 300))))
             told: list[Any] = []
@@ -253,16 +253,19 @@ class Agent:
                 return {"id": None, "failed": event}
 
 
-_FIELDS: tuple[dict[str, Any], ...] = (
-    {},
-    {},
-    {"text": {"format": {"type": "json_schema", "name": "found", "schema": _SCHEMA, "strict": True}}},
-    {"include": ["message.output_text.logprobs"], "top_logprobs": 2},
-)
+_FIELDS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "schema": {
+        "text": {"format": {"type": "json_schema", "name": "found", "schema": _SCHEMA, "strict": True}}
+    },
+    "logprobs": {"include": ["message.output_text.logprobs"], "top_logprobs": 2},
+}
 
 
-async def conversation(agent: Agent, number: int, turns: int, seed: int) -> list[Any]:
-    """A chain with forks, warmups and older responses; what each answer was, and what it depends on."""
+async def conversation(agent: Agent, number: int, kinds: list[str], turns: int, seed: int) -> list[Any]:
+    """A chain with forks, warmups and older responses, and settings of these kinds; what each answer was, and
+    what it depends on."""
+    choices = [{}, *(fields for name, fields in _FIELDS.items() if name in kinds)]
     dice = random.Random(f"{seed} conversation {number}")
     ids: list[str] = []
     told: list[Any] = []
@@ -278,7 +281,7 @@ async def conversation(agent: Agent, number: int, turns: int, seed: int) -> list
         if kind == "warmup":
             fields["generate"] = False
         else:
-            fields |= dice.choice(_FIELDS)
+            fields |= dice.choice(choices)
         answer = await agent.ask(text, ids[at] if ids else None, dice.choice((16, 16, 40)), **fields)
         usage = answer.get("usage") or {}
         texts = [part["text"] for item in answer.get("output", ()) for part in item.get("content", ())]
@@ -292,7 +295,7 @@ async def conversation(agent: Agent, number: int, turns: int, seed: int) -> list
 
 
 async def check_chains(
-    vllm: Vllm, servers: dict[str, Server], agents: int, turns: int, seed: int
+    vllm: Vllm, servers: dict[str, Server], kinds: list[str], agents: int, turns: int, seed: int
 ) -> dict[str, Any]:
     """All conversations at once: twice without sessions, then with."""
     told: dict[str, list[list[Any]]] = {}
@@ -307,7 +310,7 @@ async def check_chains(
                 aiohttp.ClientSession(headers=headers) as http,
                 http.ws_connect(f"{server.url}/responses", max_msg_size=0) as ws,
             ):
-                return await conversation(Agent(ws, server.model), number, turns, seed)
+                return await conversation(Agent(ws, server.model), number, kinds, turns, seed)
 
         is_forgotten = await vllm.forget() and is_forgotten
         before = await vllm.state()
@@ -613,8 +616,14 @@ async def check(given: argparse.Namespace, report: Callable[[str, Any], None]) -
                 report("tokens alone", await check_tokens(vllm, 1, given.turns, given.seed + 1))
                 report("tokens", await check_tokens(vllm, given.agents, given.turns, given.seed))
             if "settings" in given.parts:
-                report("settings alone", await check_settings(vllm, 1, given.turns * 4, given.seed + 1))
-                report("settings", await check_settings(vllm, given.agents, given.turns, given.seed))
+                report(
+                    "settings alone",
+                    await check_settings(vllm, given.settings, 1, given.turns * 4, given.seed + 1),
+                )
+                report(
+                    "settings",
+                    await check_settings(vllm, given.settings, given.agents, given.turns, given.seed),
+                )
             if "preemption" in given.parts:
                 report("preemption", await check_preemption(vllm, given.agents, given.seed))
             decoded = ((1, 0), (1, given.waiting), (given.streams, 0)) if "decoding" in given.parts else ()
@@ -628,7 +637,9 @@ async def check(given: argparse.Namespace, report: Callable[[str, Any], None]) -
                 for name in ("off", "on")
             }
             parts: dict[str, Callable[[], Awaitable[Any]]] = {
-                "chains": lambda: check_chains(vllm, servers, given.agents, given.turns, given.seed),
+                "chains": lambda: check_chains(
+                    vllm, servers, given.settings, given.agents, given.turns, given.seed
+                ),
                 "leaving": lambda: check_leaving(vllm, servers["on"], given.agents, 4, given.seed),
                 "minutes": lambda: check_minutes(
                     vllm, servers["on"], given.agents, given.turns, given.minutes * 60, given.seed
@@ -654,6 +665,9 @@ def main() -> int:
     parser.add_argument("--turns", type=int, default=8)
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS[:-3])
+    parser.add_argument(
+        "--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS), help="those that this vLLM takes"
+    )
     parser.add_argument("--restart-command", default="", help="ends vLLM, and starts it at the same address")
     parser.add_argument("--waiting", type=int, default=30, help="sessions that wait while decoding is timed")
     parser.add_argument("--streams", type=int, default=16, help="streams at once while decoding is timed")

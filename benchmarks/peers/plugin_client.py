@@ -111,6 +111,8 @@ class Vllm:
         async with self._http.post(f"{self._url}/completions", json=body) as answer:
             if answer.status == 400:
                 return None, []
+            if answer.status != 200:
+                raise RuntimeError(f"a whole request was answered with {answer.status}: {settings}")
             choice = (await answer.json())["choices"][0]
             found = choice["logprobs"]
             return choice["token_ids"], [] if found is None else _merged(found)

@@ -21,12 +21,7 @@ _WORDS = tuple(f"word{number} " for number in range(16))
 
 
 class SmallCache(FakeVllm):
-    def routes(self) -> list[web.RouteDef]:
-        return [*super().routes(), web.get("/metrics", self._metrics)]
-
-    async def _metrics(self, request: web.Request) -> web.Response:
-        labels = f'block_size="16",num_gpu_blocks="{KV_TOKENS // 16}"'
-        return web.Response(text=f"vllm:cache_config_info{{{labels}}} 1.0\n")
+    metrics = f'vllm:cache_config_info{{block_size="16",num_gpu_blocks="{KV_TOKENS // 16}"}} 1.0\n'
 
     async def _play(
         self, request: web.Request, answer: web.StreamResponse, body: dict[str, Any], script: tuple[Step, ...]

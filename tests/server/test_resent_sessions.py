@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.chat_api import Chat
-from tests.engines.fakes.server import Call, Stop, in_front_of
+from tests.engines.fakes.server import Call, Say, Stop, in_front_of
 from tests.engines.fakes.sglang import FakeSglang
 from tests.engines.fakes.tokens import FakeTokenServer, decoded
 from tests.engines.fakes.vllm import FakeVllm
@@ -138,6 +138,27 @@ async def say_by_messages(server: Running, history: list[Json]) -> Json:
 
 async def say_by_chat(server: Running, history: list[Json]) -> Json:
     return await Chat(server).message(*history, temperature=0, max_completion_tokens=12)
+
+
+@pytest.mark.parametrize("say", [say_by_responses, say_by_messages, say_by_chat])
+async def test_a_history_that_adds_nothing_is_not_sent_empty(
+    say: Callable[[Running, list[Json]], Awaitable[Json]],
+) -> None:
+    """An empty continuation ends the engine of some versions of vLLM."""
+    fake = FakeVllmWithSessions()
+    async with in_front_of(fake) as (_, server):
+        for _ in range(8):
+            fake.script(Say(("one",)), Stop())
+        history: list[Json] = [{"role": "user", "content": "hi"}]
+        for _ in range(3):
+            history += [await say(server, history), {"role": "user", "content": "Go on."}]
+        await say(server, history)
+        # Messages refuses a history that ends with an answer.
+        answered = history if say is say_by_messages else history[:-1]
+        for again in (history, answered, answered, history):
+            await say(server, again)
+        assert any(map(session_of, fake.requests))
+        assert all(each["prompt"] for each in fake.requests)
 
 
 @pytest.mark.parametrize("say", [say_by_responses, say_by_messages, say_by_chat])

@@ -45,6 +45,8 @@ from slipring.server.process.listening_sockets import listen
 from slipring.stores.store import default_file, open_store
 
 State = Literal["ok", "warn", "fail"]
+_SESSIONS = "sessions are "
+"""How a line about them begins, as in the log of an engine."""
 _LITTLE_MEMORY = 1 << 30
 _LITTLE_DISK = 1 << 30
 _ENGINE_START_S = 120.0
@@ -189,6 +191,8 @@ def _check_engine(name: str) -> list[Finding]:
         except StartupError as error:
             return [*found, Finding(label, "fail", str(error))]
         found += asyncio.run(_try_engine(label, opened))
+    if any(_SESSIONS in line for _, line in lines):  # the engine says itself what is wrong with them
+        found = [finding for finding in found if not finding.what.startswith(_SESSIONS)]
     return found + [Finding(label, state, line) for state, line in lines]
 
 
@@ -216,14 +220,17 @@ async def _try_engine(label: str, name: str) -> list[Finding]:
         try:
             await asyncio.wait_for(engine.start(), _ENGINE_START_S)
             models = ", ".join(model.name for model in engine.models())
-            trouble = engine.trouble
+            trouble, use = engine.trouble, engine.session_use
         finally:
             await engine.close()
     except StartupError as error:
         return [Finding(label, "fail", str(error))]
     except TimeoutError:
         return [Finding(label, "fail", f"did not start within {_ENGINE_START_S:.0f} s")]
-    return [Finding(label, "fail", trouble) if trouble else Finding(label, "ok", f"serves {models}")]
+    if trouble:
+        return [Finding(label, "fail", trouble)]
+    found = [Finding(label, "ok", f"serves {models}")]
+    return found if use is None else [*found, Finding(label, "ok", f"{_SESSIONS}{use}")]
 
 
 async def _check_address(label: str, name: str) -> list[Finding]:

@@ -31,6 +31,9 @@ class FakeVllm(FakeTokenServer):
     """`--enable-prompt-tokens-details`"""
     tells_template = True
     """`--enable-tokenizer-info-endpoint`"""
+    root = "HuggingFaceTB/SmolLM2"
+    """Where its model was loaded from."""
+    metrics = ""
     tokenizes = True
     version = "0.28.0"
     has_adapter = False
@@ -46,6 +49,7 @@ class FakeVllm(FakeTokenServer):
             web.post("/tokenize", self._tokenize),
             web.get("/version", self._version),
             web.get("/tokenizer_info", self._tokenizer_info),
+            web.get("/metrics", self._metrics),
         ]
 
     def events(self, body: dict[str, Any], chunk: Chunk, ids: list[int], stop: Stop) -> list[Any]:
@@ -70,7 +74,7 @@ class FakeVllm(FakeTokenServer):
         return events
 
     async def _models(self, request: web.Request) -> web.Response:
-        card = {"id": self.model_name, "object": "model", "owned_by": "vllm", "root": "HuggingFaceTB/SmolLM2"}
+        card = {"id": self.model_name, "object": "model", "owned_by": "vllm", "root": self.root}
         adapter = {"id": "poet", "object": "model", "parent": self.model_name, "root": "/adapters/poet"}
         adapters = [{**adapter, "max_model_len": None}] if self.has_adapter else []
         listed = [{**card, "max_model_len": CONTEXT}, *adapters]
@@ -89,6 +93,9 @@ class FakeVllm(FakeTokenServer):
         self.tokenized.append(body["prompt"])
         ids = tokens_of(body["prompt"])
         return web.json_response({"count": len(ids), "max_model_len": CONTEXT, "tokens": ids})
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        return web.Response(text=self.metrics)
 
     async def _tokenizer_info(self, request: web.Request) -> web.Response:
         if not self.tells_template:

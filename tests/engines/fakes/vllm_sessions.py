@@ -45,7 +45,6 @@ class FakeVllmWithSessions(FakeVllm):
     most_tokens = 100_000
     whole = ""
     """Why turns with settings of their own are sent whole, if so."""
-    takes_seeds = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +52,7 @@ class FakeVllmWithSessions(FakeVllm):
         """The open sessions, with the ids that the engine holds."""
         self.closed: asyncio.Queue[str] = asyncio.Queue()
         self.opened: list[str] = []
-        limits = Limits(self.most_sessions, self.most_tokens, whole=self.whole, takes_seeds=self.takes_seeds)
+        limits = Limits(self.most_sessions, self.most_tokens, whole=self.whole)
         self.sessions = Sessions(limits, self._engine)
 
     def routes(self) -> list[web.RouteDef]:
@@ -109,7 +108,6 @@ class FakeVllmWithSessions(FakeVllm):
             "most_tokens": limits.tokens,
             "refused": limits.refused,
             "whole": limits.whole,
-            "takes_seeds": limits.takes_seeds,
         }
 
     async def _run(self, request: web.Request) -> web.StreamResponse:

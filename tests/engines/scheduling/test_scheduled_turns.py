@@ -4,7 +4,6 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
-from aiohttp import web
 
 from slipring.core.limits import Limits
 from tests.engines.chains import turns
@@ -26,11 +25,7 @@ vllm:cache_config_info{block_size="16",engine="0",num_cpu_blocks="None",num_gpu_
 
 
 class WithMetrics(FakeVllm):
-    def routes(self) -> list[web.RouteDef]:
-        async def metrics(request: web.Request) -> web.Response:
-            return web.Response(text=METRICS)
-
-        return [*super().routes(), web.get("/metrics", metrics)]
+    metrics = METRICS
 
 
 def engine_of(server: Running) -> Any:

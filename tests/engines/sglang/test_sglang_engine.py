@@ -295,7 +295,12 @@ async def test_the_servers_tokenizer_is_used_if_it_is_on_this_machine(is_old: bo
 
 
 @pytest.mark.parametrize(
-    ("path", "message"), [("HuggingFaceTB/SmolLM2", "which is not here"), ("", "names none")]
+    ("path", "message"),
+    [
+        ("HuggingFaceTB/SmolLM2", "tokenizer=HuggingFaceTB/SmolLM2"),
+        ("/models/x", "which is not here"),
+        ("", "names none"),
+    ],
 )
 async def test_a_tokenizer_that_is_not_on_this_machine_must_be_named(path: str, message: str) -> None:
     async with fake_sglang(tokenizer_path=path) as fake:

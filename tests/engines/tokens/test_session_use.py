@@ -35,10 +35,6 @@ class Unsettled(FakeVllmWithSessions):
     whole = "vLLM 9.9.9 was not tested with them"
 
 
-class Drafting(FakeVllmWithSessions):
-    takes_seeds = False
-
-
 class Older(FakeVllmWithSessions):
     def told(self) -> dict[str, Any]:
         return {"most_sessions": 1, "most_tokens": 1000}
@@ -77,7 +73,6 @@ async def told(server: Running) -> Any:
             " probabilities are sent whole: vLLM 9.9.9 was not tested with them",
             True,
         ),
-        (Drafting, {}, "used, but turns with seeds are sent whole: tokens are drafted", False),
         (Sglang, {}, "used", False),
         (FakeSglang, {}, NO_FLAG, False),
         (
@@ -126,14 +121,13 @@ async def test_engines_without_sessions_say_nothing() -> None:
 # The table of the documentation
 
 PAGE = Path(__file__).parents[3] / "docs" / "engines" / "vllm-sessions.md"
-NGRAM, EAGLE = SimpleNamespace(method="ngram"), SimpleNamespace(method="eagle3")
+NGRAM = SimpleNamespace(method="ngram")
 SEQS = {"max_num_seqs": 4, "scheduler_cls": None}
 VLLM: dict[str, dict[str, Any]] = {
     "plain turns, warmups": {},
     "strict tools, required calls, formats, grammars": {},
     "seeds, log probabilities, biases": {},
-    "speculative decoding: n-gram": {"speculative_config": NGRAM},
-    "speculative decoding: other methods": {"speculative_config": EAGLE},
+    "speculative decoding": {"speculative_config": NGRAM},
     "several API processes": {"parallel_config": SimpleNamespace(data_parallel_size=1, _api_process_count=2)},
     "data parallelism": {"parallel_config": SimpleNamespace(data_parallel_size=2)},
     "KV transfer": {"kv_transfer_config": object()},
@@ -144,8 +138,7 @@ SGLANG: dict[str, dict[str, Any]] = {
     "plain turns, warmups": {},
     "strict tools, required calls, formats, grammars": {},
     "seeds, log probabilities, biases": {},
-    "speculative decoding: n-gram": {"speculative_algorithm": "NGRAM"},
-    "speculative decoding: other methods": {"speculative_algorithm": "EAGLE"},
+    "speculative decoding": {"speculative_algorithm": "EAGLE"},
     "several API processes": {"tokenizer_worker_num": 2},
     "data parallelism": {"dp_size": 2},
     "KV transfer": {"disaggregation_mode": "decode"},

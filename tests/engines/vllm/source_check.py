@@ -49,7 +49,7 @@ USED = (
         "Request",
         (),
         (
-            *("block_hashes", "max_tokens", "num_computed_tokens", "num_output_placeholders", "num_tokens"),
+            *("block_hashes", "max_tokens", "num_computed_tokens", "num_output_placeholders"),
             *("resumable", "status", "structured_output_request"),
         ),
     ),

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from slipring.engines.vllm.plugin.scheduler_corrections import end_with_turn, mend_scheduler, missing_of
-from tests.engines.fakes.vllm_scheduler import BLOCK, STOP, Request, Scheduler, Status, StreamingUpdate
+from slipring.engines.vllm.plugin.scheduler_corrections import mend_scheduler, missing_of
+from tests.engines.fakes.vllm_scheduler import BLOCK, STOP, Request, Scheduler, StreamingUpdate
 
 
 class Mended(Scheduler):
@@ -97,32 +97,6 @@ def test_requests_that_do_not_stay_open_are_left_alone() -> None:
     scheduler = Mended(Request([1, 2, 3], max_tokens=10, resumable=False))
     scheduler.run(11, STOP, LATE)
     assert scheduler.request.num_computed_tokens == len([1, 2, 3, 11, STOP])
-
-
-class Ending(Scheduler):
-    """As ``Mended``: has a method of its own."""
-
-    def _handle_stopped_request(self, request: Any) -> bool:
-        return super()._handle_stopped_request(request)
-
-
-end_with_turn(Ending)
-
-
-@pytest.mark.parametrize("kind", [Ending, Scheduler])
-def test_what_was_computed_after_the_end_of_a_turn_is_not_kept(kind: type[Scheduler]) -> None:
-    """Of three tokens that were drafted and are right, the first ends the turn."""
-    scheduler = kind(Request([1, 2], max_tokens=1))
-    request = scheduler.request
-    assert scheduler.run(11) == [11]
-    request.status, request.num_computed_tokens = Status.RUNNING, len(request.all_token_ids) + 2
-    scheduler._handle_stopped_request(request)
-    is_right = kind is Ending
-    assert (request.num_computed_tokens == len(request.all_token_ids) - 1) is is_right
-    whole = Request([1, 2], max_tokens=1, resumable=False)
-    whole.num_computed_tokens = 9
-    scheduler._handle_stopped_request(whole)
-    assert whole.num_computed_tokens == 9
 
 
 def test_a_session_that_goes_on_goes_first() -> None:

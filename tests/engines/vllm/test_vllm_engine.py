@@ -459,12 +459,30 @@ async def test_a_tokenizer_that_does_not_answer_is_unavailable() -> None:
 # The start.
 
 
+async def test_a_server_that_tells_no_template_has_its_tokenizer_named(tmp_path: Path) -> None:
+    async with fake_vllm() as fake:
+        fake.tells_template = False
+        for root, named in (("a/model", "tokenizer=a/model"), (str(tmp_path), "which is not here")):
+            fake.root = root
+            with pytest.raises(StartupError, match=named):
+                async with started(fake.engine(tokenizer="", model="", context=0)):
+                    pass
+        fake.root = tokenizer_directory()
+        async with started(fake.engine(tokenizer="", model="", context=0)) as engine:
+            assert engine.renderer.vocabulary.is_local
+
+
+async def test_a_server_without_a_prefix_cache_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async with fake_vllm() as fake:
+        for label, is_logged in (("True", False), ("False", True)):
+            fake.metrics = f'vllm:cache_config_info{{enable_prefix_caching="{label}"}} 1.0\n'
+            async with started(fake.engine()):
+                assert ("without prefix caching" in caplog.text) is is_logged
+
+
 async def test_the_template_is_the_servers_or_a_dialect_is_named(tmp_path: Path) -> None:
     async with fake_vllm() as fake:
         fake.tells_template = False
-        with pytest.raises(StartupError, match="name its dialect with dialect="):
-            async with started(fake.engine(tokenizer="")):
-                pass
         async with started(fake.engine(tokenizer="", dialect="chatml")) as engine:
             assert isinstance(engine.renderer, TemplateRenderer)
         only = tmp_path / "tokenizer.json"

@@ -288,7 +288,7 @@ async def test_there_are_as_many_sessions_as_half_of_the_requests(vllm: Vllm) ->
     engine = {"vllm": "0.32.0", "drafts": "", "data_parallel_ranks": 1, "api_processes": 1}
     engine |= {"transfers_kv": False, "has_state": False, "scheduler": ""}
     engine |= {"kv_tokens": 1600, "most_requests": 4, "longest_request": 1000}
-    limits = {"most_sessions": 2, "most_tokens": 600, "refused": "", "whole": "", "takes_seeds": True}
+    limits = {"most_sessions": 2, "most_tokens": 600, "refused": "", "whole": ""}
     limits["engine"] = engine
     assert (await vllm.get(PATH)).json() == {
         **limits,
@@ -377,6 +377,7 @@ async def test_an_idle_session_ends(vllm: Vllm, engine: Engine) -> None:
     ("changes", "why"),
     [
         ({"speculative_config": SimpleNamespace(method="eagle3")}, "speculative decoding (eagle3)"),
+        ({"speculative_config": SimpleNamespace(method="ngram")}, "speculative decoding (ngram)"),
         (
             {"scheduler_config": SimpleNamespace(max_num_seqs=4, scheduler_cls="my.Scheduler")},
             "another scheduler (my.Scheduler)",
@@ -422,17 +423,6 @@ def test_kinds_of_layers_share_the_kv_cache(
         config(model_config=model(hf_text_config=layers), scheduler_config=scheduling), "0.32.0"
     )
     assert facts.kv_tokens == kv_tokens
-
-
-@pytest.mark.parametrize(("version", "is_right"), [("0.26.0", False), ("0.32.1", True), ("0.33.0", False)])
-def test_drafted_tokens_are_right_where_it_was_tested(version: str, is_right: bool) -> None:
-    drafting = SimpleNamespace(method="ngram")
-    limits = limits_of(EngineFacts.of(config(speculative_config=drafting), version))
-    assert (limits.sessions > 0) is is_right
-    if is_right:
-        sessions = Sessions(limits, lambda turn, inputs: None)
-        with pytest.raises(TurnRefused, match="seed where tokens are drafted"):
-            sessions.begin(Turn("s", 0, [1], Sampling(max_tokens=1, seed=1)), lambda turn: None)
 
 
 @pytest.mark.parametrize(

@@ -172,13 +172,7 @@ async def test_what_a_session_cannot_do_is_sent_whole_beside_it(fields: dict[str
         assert list(fake.contexts) == [fake.opened[-1]]
 
 
-class Drafting(FakeVllmWithSessions):
-    takes_seeds = False
-
-
-@pytest.mark.parametrize(
-    ("kind", "is_inside"), [(FakeVllmWithSessions, True), (Unsettled, False), (Drafting, False)]
-)
+@pytest.mark.parametrize(("kind", "is_inside"), [(FakeVllmWithSessions, True), (Unsettled, False)])
 async def test_seeds_and_biases_are_those_of_their_turn(
     kind: type[FakeVllmWithSessions], is_inside: bool
 ) -> None:

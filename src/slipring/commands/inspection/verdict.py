@@ -34,7 +34,7 @@ def unusable(source: ModelSource, message: str) -> Finding:
     if source.engine == "vllm":
         return Finding(
             what=what,
-            remedy="name the model's directory with tokenizer=, or start vLLM with"
+            remedy="name the model's tokenizer with tokenizer= (a directory, or ORG/REPO), or start vLLM with"
             " --enable-tokenizer-info-endpoint",
         )
     return Finding(what=what, remedy=_NAME_DIALECT)

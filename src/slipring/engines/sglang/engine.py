@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from slipring.base.errors import ApiError, ServerError, StartupError
+from slipring.base.errors import ApiError, ServerError
 from slipring.base.surrogates import repaired
 from slipring.core.chain.head import Head
 from slipring.core.generation import Job, Settings
@@ -28,7 +28,7 @@ from slipring.engines.remote.upstream_errors import startup_errors
 from slipring.engines.scheduling.priorities_and_hints import urgency
 from slipring.engines.tokens.chain_ends import ChainEnds
 from slipring.engines.tokens.job_rendering import data_urls
-from slipring.engines.tokens.model_files import ModelInfo, read_tokenizer
+from slipring.engines.tokens.model_files import ModelInfo, read_tokenizer, unnamed_tokenizer
 from slipring.engines.tokens.session_server import (
     Mismatch,
     Offer,
@@ -96,8 +96,7 @@ class SglangEngine(SessionServer):
         if not path:
             path = await self._server_tokenizer()
             if not path or not await asyncio.to_thread(Path(path).is_dir):
-                where = f"the server's is {path}, which is not here" if path else "the server names none"
-                raise StartupError(f"--engine sglang: name the model's tokenizer with tokenizer= ({where})")
+                raise unnamed_tokenizer(self.name, self.options.url, path)
         return await asyncio.to_thread(read_tokenizer, self.name, path)
 
     async def choose_model(self, listed: Any) -> Served:

@@ -141,6 +141,17 @@ def read_tokenizer(kind: str, path: str) -> tuple[Tokenizer, ModelInfo]:
         raise StartupError(f"--engine {kind}: cannot use the tokenizer {path}: {error}") from None
 
 
+def unnamed_tokenizer(kind: str, url: str, root: str) -> StartupError:
+    """That the tokenizer of a server's model has to be named. ``root``: what the server says that its model
+    was loaded from; empty if it does not say."""
+    if _HUB_NAME.fullmatch(root):
+        how = f"name the model's tokenizer: {kind}:{url},tokenizer={root}"
+    else:
+        where = f"the server's is {root}, which is not here" if root else "the server names none"
+        how = f"name the model's tokenizer with tokenizer= ({where})"
+    return StartupError(f"--engine {kind}: {how}")
+
+
 def _read_directory(directory: Path) -> ModelInfo:
     config = _read_object(directory / "tokenizer_config.json")
     template = directory / "chat_template.jinja"

@@ -61,8 +61,6 @@ class Offer(NamedTuple):
     """Whether operators should know that there are none: the server was started with sessions."""
     whole: str = ""
     """Why turns with settings of their own are sent whole, in one line; empty if they are not."""
-    takes_seeds: bool = True
-    """Whether a turn with a seed has the answer of a whole request."""
 
 
 class Mismatch(ServerError):
@@ -120,11 +118,7 @@ class SessionServer(TokenServer):
             return f"not opened at present: {refusal}"
         if self.offer.whole:
             return f"used, but turns with {_OWN_SETTINGS} are sent whole: {self.offer.whole}"
-        return (
-            "used"
-            if self.offer.takes_seeds
-            else "used, but turns with seeds are sent whole: tokens are drafted"
-        )
+        return "used"
 
     @abstractmethod
     async def offered_sessions(self) -> Offer:

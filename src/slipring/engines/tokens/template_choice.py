@@ -103,6 +103,10 @@ def check_rendering(kind: str, options: RenderingOptions) -> None:
     read_variables(kind, options)
 
 
+class NoTemplate(UnusableModel):
+    """Nothing says how contexts are written for a model."""
+
+
 def make_serving_renderer(
     kind: str,
     options: RenderingOptions,
@@ -140,7 +144,7 @@ def make_renderer(
     source = builtin_template(builtin) if builtin is not None else info.template
     if not source:
         unknown = f", and none is known for its architecture {info.family}" if info.family else ""
-        raise UnusableModel(
+        raise NoTemplate(
             f"--engine {kind}: the model has no chat template{unknown}: its calls would not be understood;"
             " name its dialect with dialect="
         )

@@ -79,7 +79,9 @@ class TokenServerOptions(UpstreamOptions):
     """The options of one server, its model and its tokenizer."""
 
     tokenizer: str = option(
-        "", "the model's `tokenizer.json`, or a directory that holds it and `tokenizer_config.json`"
+        "",
+        "the model's `tokenizer.json`, a directory that holds it and `tokenizer_config.json`, or `ORG/REPO`"
+        " of the hub",
     )
     dialect: str = dialect_option()
     thinking: str = thinking_option()

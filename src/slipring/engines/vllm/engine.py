@@ -6,10 +6,12 @@ If the server has loaded the plugin of ``sessions_plugin``, turns of a chain sen
 """
 
 import asyncio
+import logging
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -31,7 +33,7 @@ from slipring.engines.scheduling.priorities_and_hints import (
     urgency,
 )
 from slipring.engines.tokens.chain_ends import ChainEnds
-from slipring.engines.tokens.model_files import ModelInfo, read_tokenizer
+from slipring.engines.tokens.model_files import ModelInfo, read_tokenizer, unnamed_tokenizer
 from slipring.engines.tokens.remote_vocabulary import (
     MARKS,
     ServerVocabulary,
@@ -41,6 +43,7 @@ from slipring.engines.tokens.remote_vocabulary import (
 )
 from slipring.engines.tokens.session_server import Offer, SessionServer, SessionServerOptions
 from slipring.engines.tokens.sessions import Addressed, Protocol
+from slipring.engines.tokens.template_choice import NoTemplate
 from slipring.engines.tokens.token_answer import Fault, Piece, PieceParser, TokenAnswer, failure, reason_of
 from slipring.engines.tokens.token_server import JobExchange, Request, Served, read_options
 from slipring.engines.vllm.pictured_requests import (
@@ -60,12 +63,16 @@ from slipring.prompts.tokenization.tokenizer import Vocabulary
 from slipring.protocol import wire
 from slipring.protocol.responses import Logprob, TopLogprob
 
+log = logging.getLogger("slipring")
+
 _OLDEST = "0.11"
 """The oldest version that returns the ids it emits and takes ``structured_outputs``."""
 _AS_ID = "token_id:"
 _CACHE_CONFIG = "vllm:cache_config_info{"
 """The metric whose labels describe the KV cache."""
+_NO_PREFIX_CACHE = 'enable_prefix_caching="False"'
 _SIZES = re.compile(r'\b(num_gpu_blocks|block_size)="(\d+)"')
+_TOKENIZER = "tokenizer.json"
 _SESSIONS = "/v1/slipring/sessions"
 """Where the plugin answers."""
 _USUAL = ("<s>", "</s>", "<unk>", "<pad>", "<bos>", "<eos>", "<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -107,7 +114,12 @@ class VllmEngine(SessionServer):
     """How it takes pictures, if its model sees. Set by ``start``."""
 
     async def start(self) -> None:
-        await super().start()
+        try:
+            await super().start()
+        except NoTemplate:
+            if self.options.tokenizer:
+                raise
+            raise unnamed_tokenizer(self.name, self.options.url, self.served.root) from None
         if self.renderer.takes_pictures:
             self._way = await find_way(self._upstream.client)
         if self.options.report_ends:
@@ -121,14 +133,19 @@ class VllmEngine(SessionServer):
         await self.process(request)
 
     async def find_vocabulary(self) -> tuple[Vocabulary, ModelInfo]:
-        options = self.options
-        if options.tokenizer:
-            tokenizer, info = await asyncio.to_thread(read_tokenizer, self.name, options.tokenizer)
+        options, path = self.options, self.options.tokenizer
+        info = ModelInfo()
+        if not path:
+            info = await self._server_template()
+            is_known = bool(info.template or options.dialect)
+            if not is_known and await asyncio.to_thread((Path(self.served.root) / _TOKENIZER).is_file):
+                path = self.served.root
+        if path:
+            tokenizer, info = await asyncio.to_thread(read_tokenizer, self.name, path)
             if not info.template and not options.dialect:
                 # A file without a template: the server may have it.
                 info = structs.replace(await self._server_template(), sampling=info.sampling)
             return tokenizer, info
-        info = await self._server_template()
         vocabulary = VllmVocabulary(self._upstream.client.query_from_thread, self.served)
         try:
             await asyncio.to_thread(vocabulary.learn_control, {*info.token_names(), *_USUAL, *MARKS})
@@ -234,8 +251,6 @@ class VllmEngine(SessionServer):
 
     def takes_session(self, job: Job, constraint: Constraint | None) -> bool:
         settings = job.settings
-        if settings.seed is not None and job.generate and not self.offer.takes_seeds:
-            return False
         has_own = (
             constraint is not None or settings.seed is not None or settings.logit_bias or settings.logprobs
         )
@@ -283,7 +298,6 @@ class VllmEngine(SessionServer):
             limits.most_sessions,
             limits.most_tokens,
             whole=limits.whole,
-            takes_seeds=limits.takes_seeds,
         )
 
     def session_protocol(self) -> Protocol:
@@ -304,6 +318,8 @@ class VllmEngine(SessionServer):
         except HttpFailure:
             return None
         line = next((line for line in metrics.splitlines() if line.startswith(_CACHE_CONFIG)), "")
+        if _NO_PREFIX_CACHE in line:
+            log.warning("%s: runs without prefix caching: whole histories are prefilled", self.options.url)
         sizes = {name: int(value) for name, value in _SIZES.findall(line)}
         return sizes.get("num_gpu_blocks", 0) * sizes.get("block_size", 0) or None
 
@@ -337,7 +353,6 @@ class _SessionLimits(Struct):
     """Why it allows none, if so."""
     whole: str
     """Why a turn with settings of its own has to be sent whole, if so."""
-    takes_seeds: bool
 
 
 class _NamedLogprob(Struct):

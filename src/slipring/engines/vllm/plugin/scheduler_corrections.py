@@ -14,10 +14,6 @@ Four faults, up to vLLM 0.31, read in its source:
 - A session that goes on is not counted among the requests that have a place in the model runner, though it
   has one. A request that was queued before it may take one too many, which ends the engine.
 
-And one in all versions that were looked at: where tokens are drafted (speculative decoding) and a turn ends
-before the last of those that were accepted, what was computed after its end counts as part of the session.
-The next turn would not be read at these positions.
-
 ``session_turns`` says what is changed so that each turn has settings of its own.
 
 Needs nothing of slipring but this module and ``session_turns``, and nothing beyond what vLLM installs.
@@ -36,8 +32,6 @@ MENDED = ((0, 26, 0),)
 RIGHT_SINCE = (0, 32, 0)
 OWN_SETTINGS = ((0, 26, 0), (0, 32))
 """Versions, or all with these first numbers, in which ``mend`` gives each turn its own settings."""
-DRAFTED = {"ngram": ((0, 32),)}
-"""Methods of speculative decoding with which sessions were tested, and the versions."""
 _NUMBERS = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 
 
@@ -54,11 +48,6 @@ def missing_of(version: str) -> str | None:
     if _is_named(version, OWN_SETTINGS):
         return None
     return f"vLLM {version} was not tested with them ({' and '.join(map(_spelled, OWN_SETTINGS))} were)"
-
-
-def is_drafting_right(method: str, version: str) -> bool:
-    """Whether sessions are right with a method of speculative decoding and a version of vLLM."""
-    return _is_named(version, DRAFTED.get(method, ()))
 
 
 def mend() -> None:
@@ -83,7 +72,6 @@ def mend() -> None:
         from vllm.v1.request import StreamingUpdate
         from vllm.v1.worker.worker_base import WorkerWrapperBase
 
-        end_with_turn(Scheduler)
         keep_grammars(StreamingUpdate, Scheduler)
         keep_outputs(OutputProcessor)
         keep_seeds(WorkerWrapperBase)
@@ -119,21 +107,6 @@ def mend_scheduler(scheduler: Any) -> None:
     scheduler._handle_stopped_request = handle_stopped
     scheduler._update_request_as_session = update_as_session
     scheduler.schedule = schedule_beside
-
-
-def end_with_turn(scheduler: Any) -> None:
-    """Change a class of schedulers: nothing that was computed after the end of a turn belongs to its session.
-    The last token of a turn is always dropped."""
-    handle_stopped_request = scheduler._handle_stopped_request
-
-    def handle_stopped(self: Any, request: Any) -> bool:
-        if request.resumable:
-            most = request.num_tokens - 1 + request.num_output_placeholders
-            request.num_computed_tokens = min(request.num_computed_tokens, most)
-        ended: bool = handle_stopped_request(self, request)
-        return ended
-
-    scheduler._handle_stopped_request = handle_stopped
 
 
 def _forget_steps_under_way(request: Any) -> None:

@@ -27,7 +27,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from slipring.engines.vllm.plugin.replica_header import Replica, ReplicaHeader
-from slipring.engines.vllm.plugin.scheduler_corrections import PLUGIN, fault_of, is_drafting_right, missing_of
+from slipring.engines.vllm.plugin.scheduler_corrections import PLUGIN, fault_of, missing_of
 
 log = logging.getLogger("vllm.slipring")
 
@@ -98,8 +98,6 @@ class Limits(Struct, frozen=True):
     """Why there are none, if so."""
     whole: str = ""
     """Why a turn cannot have settings of its own in a session, if so."""
-    takes_seeds: bool = True
-    """Whether a turn with a seed has the answer of a whole request."""
 
 
 class Session:
@@ -152,8 +150,6 @@ class Sessions:
             raise TurnRefused(400, "A turn needs at least one id.")
         if self.limits.whole and (own := turn.sampling.own()):
             raise TurnRefused(400, f"A turn cannot have its own {', '.join(own)}: {self.limits.whole}.")
-        if turn.sampling.seed is not None and not self.limits.takes_seeds:
-            raise TurnRefused(400, "A turn cannot have its own seed where tokens are drafted.")
         if session is None:
             is_known = not turn.held
         else:
@@ -270,9 +266,8 @@ class EngineFacts(Struct, frozen=True):
 
     def faults(self) -> list[str]:
         """Why sessions are not known to be right, each in a few words."""
-        is_drafting_wrong = bool(self.drafts) and not is_drafting_right(self.drafts, self.vllm)
         reasons = {
-            f"speculative decoding ({self.drafts})": is_drafting_wrong,
+            f"speculative decoding ({self.drafts})": bool(self.drafts),
             f"data parallelism ({self.data_parallel_ranks} ranks)": self.data_parallel_ranks > 1,
             f"several API processes ({self.api_processes})": self.api_processes > 1,
             "KV transfer": self.transfers_kv,
@@ -312,7 +307,7 @@ def limits_of(facts: EngineFacts) -> Limits:
     if whole:
         log.warning("turns with strict tools, formats, seeds or log probabilities have no session: %s", whole)
     most = max(facts.most_requests // 2, 1)
-    return Limits(most, facts.spare_tokens, whole=whole, takes_seeds=not facts.drafts)
+    return Limits(most, facts.spare_tokens, whole=whole)
 
 
 class SessionsPlugin:
@@ -390,7 +385,6 @@ class SessionsPlugin:
                 "continued": sessions.continued,
                 "refused": limits.refused,
                 "whole": limits.whole,
-                "takes_seeds": limits.takes_seeds,
                 "engine": msgspec.structs.asdict(self._facts),
             }
         )
