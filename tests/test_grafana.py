@@ -16,6 +16,8 @@ GENERATOR: dict[str, Any] = runpy.run_path(str(DEPLOY / "grafana" / "generate.py
 BOARD = json.loads((DEPLOY / "grafana" / "dashboard.json").read_text(encoding="utf-8"))
 OF_PROMETHEUS = {"job", "instance"}
 """Labels that Prometheus adds to everything that it scrapes."""
+UP = "up"
+"""What Prometheus itself says of each server: whether it could be scraped."""
 
 
 def panels() -> list[dict[str, Any]]:
@@ -53,7 +55,7 @@ def selectors(query: Any) -> list[Any]:
 
 
 def labels_of(selector: Any) -> set[str]:
-    own = set(metric_of(selector.name).label_names)
+    own = set(metric_of(selector.name).label_names) if selector.name != UP else set[str]()
     return own | OF_PROMETHEUS | ({"le"} if selector.name.endswith("_bucket") else set())
 
 
@@ -63,6 +65,8 @@ def test_a_query_parses_and_names_what_is_exported(title: str, text: str) -> Non
     assert selectors(query)
     for selector in selectors(query):
         labels = labels_of(selector)
+        if selector.name == UP:
+            continue
         known = {label.name: label.values for label in metric_of(selector.name).labels}
         for matcher in selector.matchers.matchers:
             assert matcher.name in labels, f"{title}: {selector.name} has no label {matcher.name}"
@@ -81,7 +85,10 @@ def test_a_query_parses_and_names_what_is_exported(title: str, text: str) -> Non
 
 def test_every_metric_is_shown() -> None:
     shown = {
-        metric_of(each.name).name for _, text in queries() for each in selectors(promql_parser.parse(text))
+        metric_of(each.name).name
+        for _, text in queries()
+        for each in selectors(promql_parser.parse(text))
+        if each.name != UP
     }
     assert shown == set(table.BY_NAME)
 

@@ -539,6 +539,14 @@ RULES = (
         "See whether the server runs, and whether Prometheus reaches its admin address.",
     ),
     Alert(
+        "SlipringServerUnreachable",
+        f"up == 0 and on (job) {table.BUILD_INFO.name}",
+        "2m",
+        "critical",
+        "{{ $labels.instance }} reports no metrics; other servers of {{ $labels.job }} do.",
+        "See whether it runs, and whether Prometheus reaches its admin address with the right key.",
+    ),
+    Alert(
         "SlipringEngineDown",
         f"{table.ENGINE_UP.name} == 0",
         "1m",

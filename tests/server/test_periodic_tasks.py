@@ -32,6 +32,29 @@ async def test_work_is_repeated_after_a_failure(caplog: pytest.LogCaptureFixture
     ]
 
 
+async def test_a_failure_that_lasts_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    calls: asyncio.Queue[int] = asyncio.Queue()
+    errors = iter([Unavailable("away"), Unavailable("away"), None, Unavailable("away"), Unavailable("full")])
+
+    async def work() -> None:
+        calls.put_nowait(1)
+        error = next(errors, None)
+        if error is not None:
+            raise error
+
+    tasks = PeriodicTasks()
+    tasks.start("counting", work, 0.001)
+    async with asyncio.timeout(300):
+        for _ in range(6):
+            await calls.get()
+    await tasks.stop()
+    assert [record.getMessage() for record in caplog.records] == [
+        "counting failed: away",
+        "counting failed: away",
+        "counting failed: full",
+    ]
+
+
 async def test_stop_calls_only_work_that_asks_for_it_once_more() -> None:
     calls = []
 

@@ -39,7 +39,7 @@ from slipring.engines.hub.model_names import (
     opened_name,
     to_fetch,
 )
-from slipring.server.access.auth import require_keys
+from slipring.server.access.auth import require_admin_key, require_keys
 from slipring.server.connections.file_descriptors import is_reduced, raise_limit, room_for_connections
 from slipring.server.process.listening_sockets import listen
 from slipring.stores.store import default_file, open_store
@@ -126,7 +126,12 @@ def check_addresses(config: Config) -> list[Finding]:
     found = [_bindable("address", config.host, config.port)]
     if config.admin not in (ADMIN_OFF, ADMIN_AUTO):
         host, _, port = config.admin.rpartition(":")
-        found.append(_bindable("live page", host.strip("[]"), int(port)))
+        host = host.strip("[]")
+        found.append(_bindable("live page", host, int(port)))
+        try:
+            require_admin_key(config, host)
+        except StartupError as error:
+            found.append(Finding("live page", "fail", str(error)))
     return found
 
 
@@ -142,8 +147,11 @@ def check_keys(config: Config) -> list[Finding]:
     """Whether there are keys, in the settings or in the store: without any, only loopback is served."""
     if config.api_key:
         return [Finding("API keys", "ok", f"{len(config.api_key)} in the settings")]
-    if asyncio.run(_stores_keys(config)):
+    stores_keys = asyncio.run(_stores_keys(config))
+    if stores_keys:
         return [Finding("API keys", "ok", "in the store (slipring keys list)")]
+    if stores_keys is None:
+        return [Finding("API keys", "warn", "not known: the store, which may have some, cannot be read")]
     try:
         require_keys(config)
     except StartupError as error:
@@ -151,7 +159,8 @@ def check_keys(config: Config) -> list[Finding]:
     return [Finding("API keys", "ok", "none: only this machine is served, without keys")]
 
 
-async def _stores_keys(config: Config) -> bool:
+async def _stores_keys(config: Config) -> bool | None:
+    """None: not known."""
     try:
         store = open_store(config.store, config.limits, is_synced=not config.store_unsynced)
         try:
@@ -160,7 +169,7 @@ async def _stores_keys(config: Config) -> bool:
         finally:
             await store.close()
     except (StartupError, Unavailable):
-        return False  # what is wrong with the store is a finding of its own
+        return None  # what is wrong with the store is a finding of its own
 
 
 def check_engines(config: Config) -> list[Finding]:

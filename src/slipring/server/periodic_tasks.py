@@ -18,7 +18,8 @@ _LAST_RUN_S = 2.0
 class PeriodicTasks:
     """Runs each function in a loop in its own task, so that a slow one does not delay the others.
 
-    A failure is logged, and the function runs again after the next interval.
+    A failure is logged, and the function runs again after the next interval. One that lasts, such as a store
+    that is away, is logged once, not at every interval.
     """
 
     def __init__(self) -> None:
@@ -50,12 +51,16 @@ class PeriodicTasks:
         self, name: str, work: Callable[[], Awaitable[None]], interval_s: float, stopped: asyncio.Future[None]
     ) -> None:
         clock = asyncio.get_running_loop().time
+        failing = ""
         while not stopped.done():
             await asyncio.wait([stopped], timeout=interval_s - clock() % interval_s)
             try:
                 await work()
+                failing = ""
             except ApiError as error:
-                log.warning("%s failed: %s", name, error.message)
+                if error.message != failing:
+                    log.warning("%s failed: %s", name, error.message)
+                failing = error.message
             except Exception:
                 log.exception("%s failed unexpectedly", name)
 

@@ -74,6 +74,21 @@ def test_other_machines_need_keys(capsys: pytest.CaptureFixture[str], tmp_path: 
         assert found["API keys"][0] == Finding("API keys", "ok", "in the store (slipring keys list)")
 
 
+def test_an_admin_address_for_other_machines_needs_a_key(capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = run(capsys, *FAST, "--admin", "0.0.0.0:0")
+    assert (code, [finding.state for finding in found["live page"]]) == (1, ["ok", "fail"])
+    assert "--admin-key" in found["live page"][1].what
+    code, found = run(capsys, *FAST, "--admin", "0.0.0.0:0", "--admin-key", "k")
+    assert (code, [finding.state for finding in found["live page"]]) == (0, ["ok"])
+
+
+def test_keys_of_a_store_that_cannot_be_used_are_not_known(capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = run(capsys, *FAST[:-1], "postgresql://nobody@127.0.0.1:9/none")
+    assert (code, found["store"][0].state) == (1, "fail")
+    what = "not known: the store, which may have some, cannot be read"
+    assert found["API keys"] == [Finding("API keys", "warn", what)]
+
+
 def test_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (found,) = check_store(Config(store=f"sqlite:{tmp_path / 'slipring.db'}"))
     assert (found.state, "free on its disk" in found.what) == ("ok", True)

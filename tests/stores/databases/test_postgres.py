@@ -45,6 +45,8 @@ async def test_the_driver_reconnects_after_an_outage(relay: Relay) -> None:
     for asked in (database.read(ALL), database.write(add("b")), database.write(add("b"), add("c"))):
         with pytest.raises(Unavailable):
             await asked
+    # /health shows this to everybody: what is wrong (the relay's socket is a file), and no address.
+    assert database.trouble == "it cannot be reached: No such file or directory"
     await relay.open()
     await database.write(add("d"))
     assert await names(database) == ["a", "d"]

@@ -24,14 +24,14 @@ from slipring.engines.tokens.model_files import (
     read_gguf,
     read_tokenizer,
 )
-from slipring.engines.tokens.sampling import Sampling
-from slipring.engines.tokens.session_server import SessionServer
-from slipring.engines.tokens.template_choice import (
+from slipring.engines.tokens.rendering_options import (
     RenderingOptions,
     dialect_option,
     thinking_option,
     variables_option,
 )
+from slipring.engines.tokens.sampling import Sampling
+from slipring.engines.tokens.session_server import SessionServer
 from slipring.engines.tokens.token_server import TokenServer
 from slipring.prompts.tokenization.token_budget import UNLIMITED, TokenBudget
 from slipring.prompts.tokenization.tokenizer import Tokenizer, UnknownVocabulary, Vocabulary

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from slipring.base.errors import StartupError
 from slipring.engines.options import option, read_pairs
 from slipring.engines.remote.upstream import usable_key
-from slipring.engines.tokens.template_choice import dialect_option, thinking_option, variables_option
+from slipring.engines.tokens.rendering_options import dialect_option, thinking_option, variables_option
 
 OWN_TEXT = "ngram-simple"
 """Drafts from the context of the request alone."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from slipring.base.errors import StartupError
 from slipring.engines.options import option, read_pairs
-from slipring.engines.tokens.template_choice import dialect_option, thinking_option, variables_option
+from slipring.engines.tokens.rendering_options import dialect_option, thinking_option, variables_option
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,48 +5,18 @@ import datetime
 import logging
 from collections.abc import Mapping, Sequence
 from importlib import resources
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from slipring.base.errors import StartupError, UnusableModel, suggestion
-from slipring.engines.options import option
 from slipring.engines.tokens.model_files import ModelInfo
+from slipring.engines.tokens.rendering_options import KEEP, TEMPLATE, RenderingOptions
 from slipring.prompts.templates.chat_messages import PARTS, PictureForm
 from slipring.prompts.templates.jinja_engines import TemplateError
 from slipring.prompts.templates.probed_template import ModelTemplate
 from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.prompts.tokenization.tokenizer import Vocabulary
-
-
-class RenderingOptions(Protocol):
-    """What the options of every token engine have."""
-
-    @property
-    def dialect(self) -> str: ...
-
-    @property
-    def thinking(self) -> str: ...
-
-    @property
-    def variables(self) -> str: ...
-
-
-def dialect_option() -> Any:
-    return option(
-        "", "how contexts are written: template, or a format's name; empty: in the model's own format"
-    )
-
-
-def thinking_option() -> Any:
-    return option(
-        TEMPLATE,
-        "thoughts of earlier turns when the user speaks: template (as the model's template says) or keep",
-    )
-
-
-def variables_option() -> Any:
-    return option("", "further variables of the model's template, as in `name:value;name:value`")
 
 
 def keeps_thoughts(kind: str, options: RenderingOptions) -> bool:
@@ -216,6 +186,3 @@ def find_builtin(info: ModelInfo, vocabulary: Vocabulary) -> str | None:
 def _is_deepseek_v3_1(template: str) -> bool:
     """Whether a template of the family is that of V3.1: the older ones write arguments in fenced blocks."""
     return "tools" not in template and "thinking" in template and "```json" not in template
-
-
-TEMPLATE, KEEP = "template", "keep"

@@ -42,15 +42,13 @@ from slipring.engines.scheduling.replica_schedules import ReplicaSchedules
 from slipring.engines.tokens.chain_ends import ChainEnds, gone_at_end
 from slipring.engines.tokens.job_rendering import accepted, count, foresee, position_of, prefetch, render
 from slipring.engines.tokens.model_files import ModelInfo
+from slipring.engines.tokens.rendering_options import dialect_option, thinking_option, variables_option
 from slipring.engines.tokens.sampling import Sampling
 from slipring.engines.tokens.template_choice import (
     check_rendering,
-    dialect_option,
     make_renderer,
     make_serving_renderer,
     picture_forms,
-    thinking_option,
-    variables_option,
 )
 from slipring.engines.tokens.token_answer import Piece, PieceParser, TokenAnswer, TokenReader, read_payload
 from slipring.prompts.foreseen_context import Foreseen

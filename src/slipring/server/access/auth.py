@@ -143,6 +143,17 @@ def _wrong_key() -> AuthenticationFailed:
     return AuthenticationFailed("Incorrect API key provided.")
 
 
+def require_admin_key(config: Config, host: str) -> None:
+    """For an admin address on ``host``: raise ``StartupError`` if other machines could read it without a
+    key."""
+    if config.admin_key or is_loopback(host):
+        return
+    raise StartupError(
+        f"refusing to show what this server does on {host} without a key: set --admin-key or"
+        " SLIPRING_ADMIN_KEY, or choose a loopback address with --admin"
+    )
+
+
 def require_keys(config: Config) -> None:
     """For a server without API keys: raise ``StartupError`` if other machines could reach it."""
     if config.insecure_no_auth or is_loopback(config.host):

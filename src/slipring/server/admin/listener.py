@@ -35,6 +35,7 @@ from slipring.core.limits import Limits
 from slipring.observation import live_messages
 from slipring.observation.drawing_files import DRAWINGS
 from slipring.observation.metric_counts import Snapshot
+from slipring.server.access.auth import require_admin_key
 from slipring.server.admin.live_stream import LiveStream
 from slipring.server.clock import now
 from slipring.server.connections.acceptor import Acceptor
@@ -97,11 +98,7 @@ class AdminListener:
         self._host, self._port = _address(config)
         self._is_exact = config.admin != ADMIN_AUTO
         self._key = config.admin_key.encode()
-        if not self._key and not is_loopback(self._host):
-            raise StartupError(
-                f"refusing to show what this server does on {self._host} without a key: set --admin-key or"
-                " SLIPRING_ADMIN_KEY, or choose a loopback address with --admin"
-            )
+        require_admin_key(config, self._host)
         self._source = source
         self._stream = LiveStream(source.subscribe)
         """The lines that wait for the reader of each live stream. None ends the stream."""

@@ -10,6 +10,7 @@ needs PgBouncer 1.21 or newer with ``max_prepared_statements`` of at least 100.
 """
 
 import asyncio
+import os
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -66,6 +67,10 @@ _CLOSED = "The store is closed."
 
 class _NotExecuted(Exception):
     """No connection could be used, so nothing of the write was executed."""
+
+    def __init__(self, cause: BaseException) -> None:
+        super().__init__(_reason(cause))
+        self.kind = _kind(cause)
 
 
 class PostgresDatabase(Database):
@@ -173,7 +178,7 @@ class PostgresDatabase(Database):
         try:
             connection = await pool.acquire(timeout=_CONNECT_S)
         except (*_CONNECTION_LOST, pg.PostgresError) as error:
-            raise _NotExecuted(_reason(error)) from None
+            raise _NotExecuted(error) from None
         try:
             return await work(connection)
         finally:
@@ -246,7 +251,7 @@ async def _execute(connection: _Connection, statements: Sequence[Statement]) -> 
     try:
         await transaction.start()
     except _CONNECTION_LOST as error:
-        raise _NotExecuted(_reason(error)) from None
+        raise _NotExecuted(error) from None
     try:
         for batch in batches(statements):
             if len(batch) == 1:
@@ -279,5 +284,13 @@ def _reason(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
+def _kind(error: BaseException) -> str:
+    """What is wrong, without addresses and other values: /health says it to everybody."""
+    if isinstance(error, _NotExecuted):
+        return error.kind
+    number = getattr(error, "errno", None)
+    return os.strerror(number) if number and number > 0 else type(error).__name__
+
+
 def _unavailable(error: BaseException, kind: type[Unusable] = Unusable) -> Unusable:
-    return kind(_UNREACHABLE, f"it cannot be reached: {type(error).__name__}", _reason(error))
+    return kind(_UNREACHABLE, f"it cannot be reached: {_kind(error)}", _reason(error))
