@@ -76,8 +76,8 @@ MUTANTS = (
         "a failed continuation keeps its parent",
         "connections",
         (
-            f"{_CORE}/session/session_state.py",
-            "            self.cache.evict(previous)\n",
+            f"{_CORE}/chain/state_cache.py",
+            "            self.evict(previous)\n",
             "            pass\n",
         ),
     ),
@@ -129,12 +129,12 @@ MUTANTS = (
         "connections",
         (_TURNS, "        return turn in self._programs and not turn.is_closed\n", "        return True\n"),
         (
-            f"{_CORE}/turn/output/hosted_calls.py",
+            f"{_CORE}/turn/output/running_hosted_calls.py",
             "        call = self.running.pop(call_id, None)\n",
             "        call = _ALL[call_id] = self.running.pop(call_id, None) or _ALL.get(call_id)\n",
         ),
         (
-            f"{_CORE}/turn/output/hosted_calls.py",
+            f"{_CORE}/turn/output/running_hosted_calls.py",
             "_REQUEST_CANCELLED = -32800\n",
             "_REQUEST_CANCELLED = -32800\n_ALL = {}\n",
         ),

@@ -24,7 +24,7 @@ from slipring.config.settings import Config
 from slipring.engines.hub.model_hub import ModelHub
 from slipring.engines.hub.model_names import model_of_flag, opened_name
 from slipring.server.process.runtime import loop_factory, set_up_logging
-from slipring.server.process.shutdown import IGNORED_SIGNALS, block_stop_signals, ignore
+from slipring.server.process.stop_requests import IGNORED_SIGNALS, block_stop_signals, ignore
 from slipring.server.process.supervisor import Supervisor, engine_names, refuse_private_store
 from slipring.server.process.worker_messages import Serving
 

@@ -4,9 +4,11 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from slipring.base.errors import ModelNotFound, StartupError
 from slipring.config.tables import CheckEntry, PolicyEntries
-from slipring.core.checks.policies import Check, Policy
+from slipring.core.checks.policies import AssignedChecks, Check, Policy
 from slipring.core.checks.verdicts import Subject, Verdict
 from slipring.core.tenant_entries import TenantCache
 from slipring.safety.source import Source, naming
@@ -37,10 +39,10 @@ class Inspector:
         open_by_entry: "Callable[[CheckEntry, Engines], Source]" = _open_source,
     ) -> None:
         """Opens the sources without starting them. Raises ``StartupError``."""
-        self._policies = policies
+        self._scope = policies.scope
         self._engines = engines
-        self._models, self._tenants, self._keys = map(
-            dict, (policies.models, policies.tenants, policies.keys)
+        self._assigned = AssignedChecks(
+            dict(policies.keys), dict(policies.tenants), dict(policies.models), policies.default
         )
         self.cache: TenantCache[Verdict] = TenantCache(cache_bytes)
         self._running = {
@@ -59,9 +61,10 @@ class Inspector:
                 await running.start()
             self.checks[name] = running.check()
         try:
-            self._models = {self._engines.find(name).name: checks for name, checks in self._models.items()}
+            models = {self._engines.find(name).name: names for name, names in self._assigned.models.items()}
         except ModelNotFound as error:
             raise StartupError(f"policies.models: {error.message}") from None
+        self._assigned = structs.replace(self._assigned, models=models)
 
     async def close(self) -> None:
         async with AsyncExitStack() as stack:
@@ -69,15 +72,13 @@ class Inspector:
                 stack.push_async_callback(running.close)
 
     def policy_of(self, *, model: str, tenant: str, key_id: str | None = None) -> Policy:
-        """The policy of a turn: that of its key, else of its tenant, else of its model, else the default."""
-        names = self._keys.get(key_id) if key_id is not None else None
-        if names is None:
-            names = self._tenants.get(tenant, self._models.get(model, self._policies.default))
+        """The policy of a turn."""
+        names = self._assigned.checks_of(key_id, tenant, model)
         if names is None:
             names = tuple(self._running)
         if names not in self._of_names:
             checks = tuple(self.checks[name] for name in names)
-            self._of_names[names] = Policy(checks, self._policies.scope)
+            self._of_names[names] = Policy(checks, self._scope)
         return self._of_names[names]
 
     async def inspect(self, check: str, subjects: Sequence[Subject], tenant: str) -> list[Verdict]:

@@ -112,6 +112,22 @@ class Policy(Struct, frozen=True):
 NO_POLICY = Policy()
 
 
+class AssignedChecks(Struct, frozen=True):
+    """The names of the checks that the operator has assigned to keys, tenants and models, or to all."""
+
+    keys: Mapping[str, tuple[str, ...]]
+    tenants: Mapping[str, tuple[str, ...]]
+    models: Mapping[str, tuple[str, ...]]
+    default: tuple[str, ...] | None
+
+    def checks_of(self, key_id: str | None, tenant: str, model: str) -> tuple[str, ...] | None:
+        """The checks of a turn: those of its key, else of its tenant, else of its model, else the default;
+        None if nothing is assigned."""
+        if key_id is not None and (names := self.keys.get(key_id)) is not None:
+            return names
+        return self.tenants.get(tenant, self.models.get(model, self.default))
+
+
 ALL_CHECKS = "omni-moderation-latest"
 """The name that stands for all checks of the operator's policy: clients send it by default."""
 

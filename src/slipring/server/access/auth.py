@@ -13,8 +13,9 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
-from slipring.base.errors import AuthenticationFailed, PermissionDenied, StartupError, Unavailable
+from slipring.base.errors import AuthenticationFailed, StartupError, Unavailable
 from slipring.config.settings import Config, split_api_key
+from slipring.server.access.origins import AllowedOrigins
 from slipring.server.process.listening_sockets import is_loopback
 from slipring.stores.keys import Key, Keys, Token, digest
 
@@ -46,7 +47,7 @@ class Keyring:
         for entry in entries:
             tenant, key = split_api_key(entry)
             self._add(digest(key), tenant or DEFAULT_TENANT)
-        self._origins = frozenset(origin.rstrip("/").lower() for origin in origins)
+        self._origins = AllowedOrigins(origins)
 
     def _add(self, key: bytes, tenant: str) -> None:
         for known, owner in self._configured:
@@ -82,9 +83,7 @@ class Keyring:
 
     async def admit(self, headers: Mapping[str, str]) -> Caller:
         """Return the caller of a request. Raises ``PermissionDenied`` or ``AuthenticationFailed``."""
-        origin = headers.get("Origin")
-        if origin is not None and origin.rstrip("/").lower() not in self._origins:
-            raise PermissionDenied(f"Requests from the origin '{origin}' are not allowed by this server.")
+        self._origins.require(headers)
         presented = _presented(headers)
         caller = self._find_configured(presented) or await self._find_stored(presented)
         if caller is not None:

@@ -100,8 +100,7 @@ class AdminListener:
         self._key = config.admin_key.encode()
         require_admin_key(config, self._host)
         self._source = source
-        self._stream = LiveStream(source.subscribe)
-        """The lines that wait for the reader of each live stream. None ends the stream."""
+        self._stream = LiveStream(source)
         limits = Limits()
         requests = Ledger(limits.tenant_request_bytes, limits.request_bytes)
         self._connections = Connections(limits, _MOST_CONNECTIONS, requests, now)
@@ -219,7 +218,7 @@ class AdminListener:
         return json_response(detail)
 
     async def _live(self, request: web.Request) -> web.StreamResponse:
-        return await self._stream.serve(request, self._source.greeting())
+        return await self._stream.serve(request)
 
     async def _page(self, request: web.Request) -> web.Response:
         name = request.match_info["name"] or "index.html"

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Callable
+from typing import Protocol
 
 from aiohttp import web
 
@@ -14,15 +15,22 @@ _MOST_READERS = 16
 _UNREAD_LINES = 8
 """Lines of a live stream that may wait for its reader; one that is slower is disconnected."""
 
-Subscribe = Callable[[live_messages.Receive], Callable[[], None]]
-"""Sends the lines of a live stream to a function, until the returned function is called."""
+
+class Messages(Protocol):
+    """Where the messages of the stream come from."""
+
+    def greeting(self) -> live_messages.Greeting:
+        """The first message."""
+
+    def subscribe(self, receive: live_messages.Receive) -> Callable[[], None]:
+        """Send all others to ``receive``, as lines, until the returned function is called."""
 
 
 class LiveStream:
     """The live stream of one admin listener, as its readers get it."""
 
-    def __init__(self, subscribe: Subscribe) -> None:
-        self._subscribe = subscribe
+    def __init__(self, messages: Messages) -> None:
+        self._messages = messages
         self._readers: set[asyncio.Queue[bytes | None]] = set()
 
     def close(self) -> None:
@@ -31,14 +39,14 @@ class LiveStream:
             if not lines.full():  # else its reader is slow, and is disconnected with its connection
                 lines.put_nowait(None)
 
-    async def serve(self, request: web.Request, greeting: live_messages.Greeting) -> web.StreamResponse:
+    async def serve(self, request: web.Request) -> web.StreamResponse:
         """Answer a request with the stream, until its reader leaves, is too slow, or ``close`` is called."""
         if len(self._readers) >= _MOST_READERS:
             raise RateLimited("Too many clients watch this server at once.")
         stream = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
         await stream.prepare(request)
         lines: asyncio.Queue[bytes | None] = asyncio.Queue(_UNREAD_LINES)
-        lines.put_nowait(live_messages.encode(greeting))
+        lines.put_nowait(live_messages.encode(self._messages.greeting()))
 
         def receive(line: bytes) -> None:
             try:
@@ -47,7 +55,7 @@ class LiveStream:
                 connection_of(request).abort()
 
         self._readers.add(lines)
-        unsubscribe = self._subscribe(receive)
+        unsubscribe = self._messages.subscribe(receive)
         try:
             with contextlib.suppress(ConnectionError):
                 while (line := await lines.get()) is not None:

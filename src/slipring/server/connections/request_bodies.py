@@ -11,7 +11,6 @@ from slipring.server.connections.client_connection import RequestTimeout, Undeco
 from slipring.server.connections.slow_clients import PROGRESS_BYTES
 from slipring.server.service import Service
 
-_LARGE_BYTES = 2**20
 _NO_ENCODING = ("", "identity")
 
 
@@ -56,8 +55,7 @@ class _Reader:
                 deadline, progress = clock() + self._timeout_s, 0
             # All of a compressed body may be available at once: let others run between its parts.
             await asyncio.sleep(0)
-        if self._charged > _LARGE_BYTES:
-            return await asyncio.to_thread(b"".join, chunks)  # it releases the interpreter's lock
+        # Not in a thread: memory that the threads of a pool have used is not returned to the system.
         return b"".join(chunks)
 
     def release(self) -> None:

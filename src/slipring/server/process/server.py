@@ -38,7 +38,7 @@ from slipring.server.process.listening_sockets import base_url, bind_shared, lis
 from slipring.server.process.memory_trim import MemoryTrimmer, find_malloc_trim
 from slipring.server.process.process_metrics import resident_bytes
 from slipring.server.process.runtime import shorten_switch_interval
-from slipring.server.process.shutdown import StopRequest, run_until
+from slipring.server.process.stop_requests import StopRequest, run_until
 from slipring.server.process.worker_messages import Serving
 from slipring.server.service import Service, shutting_down
 from slipring.stores.store import Store, open_store

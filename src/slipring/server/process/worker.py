@@ -21,7 +21,7 @@ from slipring.engines.shared_engines import Borrowed
 from slipring.server.admin.live_view import LiveFeed
 from slipring.server.process.runtime import loop_factory, set_up_logging
 from slipring.server.process.server import Server
-from slipring.server.process.shutdown import IGNORED_SIGNALS, StopRequest, ignore, log_ignored_signals
+from slipring.server.process.stop_requests import IGNORED_SIGNALS, StopRequest, ignore, log_ignored_signals
 from slipring.server.process.worker_messages import (
     Assignment,
     Command,

@@ -2,7 +2,6 @@
 
 import re
 
-from opentelemetry.sdk.trace.sampling import TraceIdRatioBased
 from opentelemetry.trace import SpanContext, TraceFlags
 
 _FORM = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
@@ -28,21 +27,6 @@ def read_traceparent(text: str | None) -> SpanContext | None:
     return SpanContext(
         trace_id, span_id, is_remote=True, trace_flags=TraceFlags(int(found[4], 16) & _SAMPLED)
     )
-
-
-class Sampling:
-    """Decides which turns have spans: a share of all traces, and those that clients have sampled."""
-
-    def __init__(self, share: float, *, follows_clients: bool) -> None:
-        """``follows_clients``: the flag in a client's traceparent decides, and the share only without one."""
-        self._bound = TraceIdRatioBased.get_bound_for_rate(share)
-        self._follows_clients = follows_clients
-
-    def includes(self, trace_id: int, parent: SpanContext | None) -> bool:
-        if parent is not None and self._follows_clients:
-            return parent.trace_flags.sampled
-        # As OpenTelemetry's own sampler decides, so that services with one share choose the same traces.
-        return trace_id & TraceIdRatioBased.TRACE_ID_LIMIT < self._bound
 
 
 class RecentSpans:

@@ -20,8 +20,9 @@ from slipring.config.settings import Config
 from slipring.protocol.endpoints.reply_bodies import TraceCounts
 from slipring.server.clock import clock, shared_now, unix_time
 from slipring.server.observation.ended_turns import EndedTurn, TurnContent
+from slipring.server.tracing.sampling import Sampling
 from slipring.server.tracing.span_export import SpanExport
-from slipring.server.tracing.trace_context import RecentSpans, Sampling, read_traceparent
+from slipring.server.tracing.trace_context import RecentSpans, read_traceparent
 from slipring.server.tracing.turn_content import excerpt
 from slipring.server.tracing.turn_spans import TracedTurn, new_context
 
