@@ -1,6 +1,7 @@
 """Periodic tasks: repetition, failures, the last call."""
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
@@ -10,22 +11,27 @@ from slipring.server.periodic_tasks import PeriodicTasks
 NEVER_S = 3600.0
 
 
-async def test_work_is_repeated_after_a_failure(caplog: pytest.LogCaptureFixture) -> None:
+async def run_with(outcomes: Sequence[Exception | None]) -> None:
+    """Run periodic work whose runs end so, until one more run has begun."""
     calls: asyncio.Queue[int] = asyncio.Queue()
-    errors = iter([Unavailable("The store is away."), RuntimeError("unexpected"), None])
+    remaining = iter(outcomes)
 
     async def work() -> None:
         calls.put_nowait(1)
-        error = next(errors, None)
+        error = next(remaining, None)
         if error is not None:
             raise error
 
     tasks = PeriodicTasks()
     tasks.start("counting", work, 0.001)
     async with asyncio.timeout(300):
-        for _ in range(4):
+        for _ in range(len(outcomes) + 1):
             await calls.get()
     await tasks.stop()
+
+
+async def test_work_is_repeated_after_a_failure(caplog: pytest.LogCaptureFixture) -> None:
+    await run_with([Unavailable("The store is away."), RuntimeError("unexpected"), None])
     assert [record.getMessage() for record in caplog.records] == [
         "counting failed: The store is away.",
         "counting failed unexpectedly",
@@ -33,21 +39,7 @@ async def test_work_is_repeated_after_a_failure(caplog: pytest.LogCaptureFixture
 
 
 async def test_a_failure_that_lasts_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    calls: asyncio.Queue[int] = asyncio.Queue()
-    errors = iter([Unavailable("away"), Unavailable("away"), None, Unavailable("away"), Unavailable("full")])
-
-    async def work() -> None:
-        calls.put_nowait(1)
-        error = next(errors, None)
-        if error is not None:
-            raise error
-
-    tasks = PeriodicTasks()
-    tasks.start("counting", work, 0.001)
-    async with asyncio.timeout(300):
-        for _ in range(6):
-            await calls.get()
-    await tasks.stop()
+    await run_with([Unavailable("away"), Unavailable("away"), None, Unavailable("away"), Unavailable("full")])
     assert [record.getMessage() for record in caplog.records] == [
         "counting failed: away",
         "counting failed: away",

@@ -1,6 +1,7 @@
-"""What commands are told: flags, each declared once as a field of the options that it sets, with parsers of
-their values; the URL and the key that clients find in the environment; and the errors with which commands
-fail.
+"""Flags of commands, each declared once as a field of the options that it sets, and parsers of their values.
+
+Also what the clients among the commands read from the environment (the server's URL and the API key), and the
+errors by which commands end with one line and an exit code.
 """
 
 import argparse

@@ -44,6 +44,22 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="create a key and print it",
         description="Create a key and print it on standard output. It cannot be shown again.",
     )
+    _add_create_flags(create)
+    show = commands.add_parser("list", help="list all keys", description="List all keys, without secrets.")
+    show.add_argument("--json", action="store_true", help="print a JSON array")
+    revoke = commands.add_parser(
+        "revoke",
+        help="revoke a key",
+        description="Revoke a key: the server refuses the next turn that uses it.",
+    )
+    revoke.add_argument(
+        "id", metavar="ID", type=_key_id, help="id of the key, as printed by list, or the key itself"
+    )
+    for command in (create, show, revoke):
+        settings.add_flags(command, only=("store",))
+
+
+def _add_create_flags(create: argparse.ArgumentParser) -> None:
     create.add_argument(
         "--tenant", required=True, type=_text, help="owner of the key; tenants cannot see each other's data"
     )
@@ -90,18 +106,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="SERVER.TOOL",
         help="tool of an MCP server that the key may use (repeatable; default: all tools of the server)",
     )
-    show = commands.add_parser("list", help="list all keys", description="List all keys, without secrets.")
-    show.add_argument("--json", action="store_true", help="print a JSON array")
-    revoke = commands.add_parser(
-        "revoke",
-        help="revoke a key",
-        description="Revoke a key: the server refuses the next turn that uses it.",
-    )
-    revoke.add_argument(
-        "id", metavar="ID", type=_key_id, help="id of the key, as printed by list, or the key itself"
-    )
-    for command in (create, show, revoke):
-        settings.add_flags(command, only=("store",))
 
 
 def _text(given: str) -> str:

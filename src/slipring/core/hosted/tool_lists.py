@@ -137,8 +137,9 @@ def compose(
 
 
 def answering(sent: SentBuiltin, found: ResolvedBuiltin) -> HostedTool | None:
-    """The tool that answers a built-in tool of a request; None if the client wants no search outside, and the
-    tool cannot be told so. Raises ``UnsupportedParameter`` for filters that the tool cannot be given."""
+    """The tool that answers a built-in tool of a request. None if the request forbids web access and the tool
+    has no argument for that. Raises ``UnsupportedParameter`` if the request has filters and the tool takes
+    none."""
     if sent.is_offline and "external_web_access" not in found.fields:
         return None
     if "filters" in sent.fields and "filters" not in found.fields:
