@@ -51,7 +51,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "commands.keys": ("base", "config", "protocol.wire", "stores"),
     "commands.launch": ("base", *CLIENT_PARTS, "commands.launch"),
     "commands.models": ("base", "engines.hub"),
-    "commands.openapi": ("", "protocol", "commands.openapi"),
+    "commands.openapi": ("", "base.standard_streams", "protocol", "commands.openapi"),
     "commands.serve": (
         *("", "base", "config.settings", "engines.hub", "server", "commands.config", "commands.doctor"),
         "commands.flags",

@@ -18,7 +18,7 @@ from slipring import __version__
 from slipring.base.errors import StartupError, suggestion
 from slipring.base.garbage_collection import collection_paused
 from slipring.base.interruption import interruptible
-from slipring.base.standard_streams import OutputFailed, discard_output, print_encoded
+from slipring.base.standard_streams import OutputFailed, discard_output
 from slipring.commands.flags import CommandFailed, UsageError
 from slipring.config.settings import ConfigError, add_flags, from_namespace
 
@@ -126,13 +126,17 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Command(NamedTuple):
-    """A command as the help shows it, and the module that adds its flags, if it has some."""
+    """A command as the help shows it, and where its code is, within this package."""
 
     name: str
     help: str
     description: str
+    runs: str
+    """The module and the function that takes the arguments, and the settings if it needs them."""
     flags: str = ""
+    """The module that adds its flags, if it has some."""
     usage: str | None = None
+    has_settings: bool = False
 
 
 _DESCRIBED = (
@@ -141,12 +145,14 @@ _DESCRIBED = (
         "show what slipring makes of a model, without loading it",
         "Show how slipring writes contexts for a model and parses its answers, without loading its weights."
         " Exit code 1: the model would not work.",
+        "inspection.command.inspect",
         "inspection.command",
     ),
     _Command(
         "config",
         "check settings, and print the schema of the TOML file",
         "Check settings without starting a server, and print the schema of the TOML file.",
+        "config.run",
         "config",
     ),
     _Command(
@@ -154,14 +160,17 @@ _DESCRIBED = (
         "check the machine, the store and the engines that a server would use",
         "Check what 'slipring serve' would need with the same flags, variables and file: one line each, and"
         " what to do. Starts the engines and stops them again. Exit code 1: a server would not start.",
+        "doctor.doctor",
         "doctor",
         "%(prog)s [--json] [flags of 'slipring serve']",
+        has_settings=True,
     ),
     _Command(
         "models",
         "list the models of a hub that are on this machine",
         "List the GGUF models in the cache of the model hub, as 'slipring serve --model' takes them. 'serve'"
         " fetches those that are not there.",
+        "models.list_models",
         "models",
     ),
     _Command(
@@ -169,6 +178,7 @@ _DESCRIBED = (
         "chat in the terminal with any Responses endpoint",
         "Chat with a Responses endpoint over one WebSocket. Without a MESSAGE, each line of standard input is"
         " a turn.",
+        "chat.run.chat",
         "chat.options",
     ),
     _Command(
@@ -176,6 +186,7 @@ _DESCRIBED = (
         "start a client such as codex, pointed at a server",
         "Start an installed client that uses a server, without changing the client's settings. Without --url"
         " and OPENAI_BASE_URL: the server on port 8000, or a new one that runs as long as the client.",
+        "launch.command.launch",
         "launch.command",
         "%(prog)s CLIENT [--url URL] [--model NAME] [--api-key-env VARIABLE] [-- ARGUMENTS]",
     ),
@@ -184,24 +195,29 @@ _DESCRIBED = (
         "show what a running server does",
         "Show in the terminal what a running server does: connections, turns, engines, memory. q or Ctrl-C"
         " exits. Exit code 1: the server cannot be reached, or refuses the admin key.",
+        "top.run.top",
         "top.options",
     ),
     _Command(
         "keys",
         "create, list and revoke the API keys in a store",
         "Create, list and revoke the API keys in a store.",
+        "keys.manage",
         "keys",
+        has_settings=True,
     ),
     _Command(
         "completion",
         "print a script with which a shell completes commands and flags",
         "Print a script for a shell. For bash, in ~/.bashrc: source <(slipring completion bash)",
+        "",
         "completion",
     ),
     _Command(
         "openapi",
         "print the OpenAPI document of the server",
         "Print what the server accepts and returns, as an OpenAPI 3.1 document in JSON.",
+        "openapi.operations.print_document",
     ),
 )
 
@@ -222,11 +238,13 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     serve.defer(add_flags)
-    for name, text, description, flags, usage in _DESCRIBED:
-        command = commands.add_parser(name, help=text, description=description, usage=usage)
-        if flags:
-            command.defer(_flags_of(flags))
-        if name == "launch":
+    for each in _DESCRIBED:
+        command = commands.add_parser(
+            each.name, help=each.help, description=each.description, usage=each.usage
+        )
+        if each.flags:
+            command.defer(_flags_of(each.flags))
+        if each.name == "launch":
             command.take_rest("arguments")
     measure = commands.add_parser(
         "bench",
@@ -275,7 +293,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return the exit code."""
     try:
         arguments = build_parser().parse_args(argv)
-        code = _COMMANDS[arguments.command](arguments)
+        code = _run(arguments)
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
@@ -297,18 +315,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         return STARTUP_ERROR
 
 
+def _run(arguments: argparse.Namespace) -> int:
+    if (special := _SPECIAL.get(arguments.command)) is not None:
+        return special(arguments)
+    command = next(each for each in _DESCRIBED if each.name == arguments.command)
+    given = (arguments, from_namespace(arguments, os.environ)) if command.has_settings else (arguments,)
+    module, _, function = command.runs.rpartition(".")
+    run: Callable[..., int] = getattr(import_module(f"slipring.commands.{module}"), function)
+    with interruptible():
+        return run(*given)
+
+
 def _serve(arguments: argparse.Namespace) -> int:
     config = from_namespace(arguments, os.environ)
     with collection_paused():
         from slipring.commands.serve import serve
     return serve(config)
-
-
-def _inspect(arguments: argparse.Namespace) -> int:
-    from slipring.commands.inspection.command import inspect
-
-    with interruptible():
-        return inspect(arguments)
 
 
 def _complete(arguments: argparse.Namespace) -> int:
@@ -318,94 +340,15 @@ def _complete(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _config(arguments: argparse.Namespace) -> int:
-    config = from_namespace(arguments, os.environ) if arguments.config_command == "check" else None
-    from slipring.commands.config import run
-
-    return run(arguments, config)
-
-
-def _doctor(arguments: argparse.Namespace) -> int:
-    config = from_namespace(arguments, os.environ)
-    from slipring.commands.doctor import doctor
-
-    with interruptible():
-        return doctor(arguments, config)
-
-
-def _list_models(arguments: argparse.Namespace) -> int:
-    from slipring.commands.models import list_models
-
-    return list_models(arguments)
-
-
-def _chat(arguments: argparse.Namespace) -> int:
-    from slipring.commands.chat.options import from_namespace
-    from slipring.commands.chat.run import chat
-
-    with interruptible():
-        return chat(from_namespace(arguments, os.environ), " ".join(arguments.message))
-
-
-def _launch(arguments: argparse.Namespace) -> int:
-    from slipring.commands.launch.command import launch
-
-    with interruptible():
-        return launch(arguments)
-
-
-def _watch(arguments: argparse.Namespace) -> int:
-    from slipring.commands.top.options import from_namespace
-    from slipring.commands.top.run import top
-
-    with interruptible():
-        return top(from_namespace(arguments, os.environ))
-
-
-def _manage_keys(arguments: argparse.Namespace) -> int:
-    config = from_namespace(arguments, os.environ)
-    import asyncio
-
-    from slipring.commands.keys import run
-
-    with interruptible():
-        return asyncio.run(run(arguments, config))
-
-
-def _print_openapi(arguments: argparse.Namespace) -> int:
-    import msgspec
-
-    from slipring.commands.openapi.operations import document
-
-    print_encoded(msgspec.json.format(msgspec.json.encode(document())))
-    return 0
-
-
 def _measure(arguments: argparse.Namespace) -> int:
-    if arguments.bench_command == "load":
-        from slipring.commands.bench.load.command import load
-        from slipring.commands.bench.load.options import from_namespace as load_options
-
-        with interruptible():
-            return load(load_options(arguments, os.environ))
-    from slipring.commands.bench.command import bench
-    from slipring.commands.bench.options import from_namespace as bench_options
-
+    part = "load." if arguments.bench_command == "load" else ""
+    measure: Callable[..., int] = import_module(f"slipring.commands.bench.{part}command").run
     with interruptible():
-        return bench(bench_options(arguments, os.environ))
+        return measure(arguments)
 
 
-_COMMANDS = {
+_SPECIAL: dict[str, Callable[[argparse.Namespace], int]] = {
     "serve": _serve,
-    "inspect": _inspect,
     "completion": _complete,
-    "config": _config,
-    "doctor": _doctor,
-    "models": _list_models,
-    "chat": _chat,
-    "launch": _launch,
-    "top": _watch,
-    "keys": _manage_keys,
-    "openapi": _print_openapi,
     "bench": _measure,
 }

@@ -5,6 +5,7 @@ once, when its key is created. Servers on the same store find the keys there.
 """
 
 import argparse
+import asyncio
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -37,7 +38,7 @@ _COLUMNS = (
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the commands that ``run`` executes."""
+    """Add the commands that ``manage`` executes."""
     commands = parser.add_subparsers(dest="keys_command", required=True)
     create = commands.add_parser(
         "create",
@@ -137,8 +138,12 @@ def _mcp_tool(given: str) -> str:
     return f"{server}.{tool}"
 
 
-async def run(arguments: argparse.Namespace, config: Config) -> int:
+def manage(arguments: argparse.Namespace, config: Config) -> int:
     """Execute a command and return its exit code. Raises ``StartupError`` if the store cannot be used."""
+    return asyncio.run(_run(arguments, config))
+
+
+async def _run(arguments: argparse.Namespace, config: Config) -> int:
     async with _opened(config) as store:
         if arguments.keys_command == "create":
             return await _create(store, arguments)

@@ -1,5 +1,6 @@
 """Runs ``slipring bench``: measures, shows and writes the results, and returns the exit code."""
 
+import argparse
 import asyncio
 import importlib.util
 import os
@@ -13,7 +14,7 @@ from slipring.base.progress_line import ProgressLine, bar
 from slipring.commands.bench import results
 from slipring.commands.bench.measure.modes import Mode
 from slipring.commands.bench.measure.run import Bench
-from slipring.commands.bench.options import BenchOptions, Outputs
+from slipring.commands.bench.options import BenchOptions, Outputs, from_namespace
 from slipring.commands.bench.report.terminal import show
 from slipring.commands.bench.results import BenchRecord
 from slipring.commands.bench.subject.endpoint import Target
@@ -62,11 +63,12 @@ FAILED = 1
 INTERRUPTED = 130
 
 
-def bench(options: BenchOptions) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Measure, or read a record; show it, write the requested files, and return the exit code.
 
     Raises ``UsageError`` and ``CommandFailed``.
     """
+    options = from_namespace(arguments, os.environ)
     outputs = options.outputs
     check_outputs(outputs.json, outputs.html, svg=outputs.svg)
     if options.record_path is not None:
