@@ -10,9 +10,8 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
-from slipring.base.progress_line import ProgressLine, bar
 from slipring.commands.bench import results
-from slipring.commands.bench.measure.modes import Mode
+from slipring.commands.bench.measure.progress import BenchProgress
 from slipring.commands.bench.measure.run import Bench
 from slipring.commands.bench.options import BenchOptions, Outputs, from_namespace
 from slipring.commands.bench.report.terminal import show
@@ -22,42 +21,6 @@ from slipring.commands.bench.workloads.catalogue import WORKLOADS, deep
 from slipring.commands.bench.workloads.plan import Plan
 from slipring.commands.bench.workloads.replay import read_recording
 from slipring.commands.flags import UsageError
-
-
-class BenchProgress(ProgressLine):
-    """Counts the loops of a workload, and the turns of a loop."""
-
-    def __init__(self, **line: Any) -> None:
-        super().__init__(**line)
-        self._name = self._now = ""
-        self._done = self._total = self._turns = 0
-
-    def endpoint_opened(self) -> None:
-        self.show("trying the modes")
-
-    def workload_started(self, plan: Plan, modes: list[Mode], repeats: int) -> None:
-        self._name, self._turns = plan.workload.name, len(plan.steps)
-        self._done, self._total = 0, len(modes) * repeats
-        self._show("")
-
-    def loop_started(self, mode: Mode, repeat: int) -> None:
-        self._now = mode.name
-        self._show(mode.name)
-
-    def turn_finished(self, number: int) -> None:
-        self._show(f"{self._now}, turn {number} of {self._turns}")
-
-    def loop_finished(self, mode: Mode, loops: list[results.LoopResult]) -> None:
-        """Report the first fault or error of the loops, if any."""
-        self._done += 1
-        for loop in loops:
-            if reasons := [*loop.faults, *([loop.error] if loop.error is not None else [])]:
-                self.report(f"{mode.name}: {reasons[0]}")
-                return
-
-    def _show(self, now: str) -> None:
-        self.show(f"{self._name} {bar(self._done, self._total)} {now}".rstrip())
-
 
 FAILED = 1
 INTERRUPTED = 130

@@ -10,10 +10,11 @@ escapes.
 import re
 import time
 from collections.abc import Mapping
-from typing import Any
+from types import GenericAlias
+from typing import Any, get_args
 
 import msgspec
-from msgspec import Struct
+from msgspec import defstruct
 
 Event = dict[str, Any]
 Fields = dict[str, Any]
@@ -190,95 +191,52 @@ def _detail(detail: object) -> str | None:
     return detail if isinstance(detail, str) else None
 
 
-class _Details(Struct):
-    cached_tokens: int | None = None
-    reasoning_tokens: int | None = None
+def _shape(**types: Any) -> Any:
+    """The type of an object with fields of these types. Those that may be null may be missing."""
+    fields = [
+        (name, each, None) if type(None) in get_args(each) else (name, each) for name, each in types.items()
+    ]
+    return defstruct("Shape", fields, kw_only=True)
 
 
-class _Usage(Struct):
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    input_tokens_details: _Details | None = None
-    output_tokens_details: _Details | None = None
+def _list_of(shape: Any) -> Any:
+    return GenericAlias(list, (shape,))
 
 
-class _Response(Struct):
-    id: str
-    output: list[dict[str, Any]]
-    usage: _Usage | None = None
-
-
-class _Terminal(Struct):
-    response: _Response
-
-
-class _Pause(Struct):
-    response_id: str
-
-
-class _Stage(Struct):
-    name: str
-    duration_ms: float
-
-
-class _Timing(Struct):
-    stages: list[_Stage]
-
-
-class _Timed(Struct):
-    timing: _Timing
-
-
-class _Part(Struct):
-    text: str | None = None
-
-
-class _Message(Struct):
-    role: str
-    content: str | list[_Part]
-
-
-class _Call(Struct):
-    call_id: str
-    name: str
-    arguments: str
-
-
-class _CustomCall(Struct):
-    call_id: str
-    name: str
-    input: str
-
-
-class _Item(Struct):
-    type: str
-
-
-_EVENTS: dict[str, type[Struct]] = {**dict.fromkeys(TERMINAL, _Terminal), PAUSE: _Pause, TIMING: _Timed}
-_ITEMS: dict[str, type[Struct]] = {
-    "message": _Message,
-    "function_call": _Call,
-    "custom_tool_call": _CustomCall,
+_COUNT = int | None
+_DETAILS = _shape(cached_tokens=_COUNT, reasoning_tokens=_COUNT) | None
+_USAGE = _shape(
+    **dict.fromkeys(("input_tokens", "output_tokens"), _COUNT),
+    **dict.fromkeys(("input_tokens_details", "output_tokens_details"), _DETAILS),
+)
+_RESPONSE = _shape(id=str, output=list[dict[str, Any]], usage=_USAGE | None)
+_EVENTS = {
+    **dict.fromkeys(TERMINAL, _shape(response=_RESPONSE)),
+    PAUSE: _shape(response_id=str),
+    TIMING: _shape(timing=_shape(stages=_list_of(_shape(name=str, duration_ms=float)))),
 }
+_ITEMS = {
+    "message": _shape(role=str, content=str | _list_of(_shape(text=str | None))),
+    "function_call": _shape(call_id=str, name=str, arguments=str),
+    "custom_tool_call": _shape(call_id=str, name=str, input=str),
+}
+_ANY_ITEM = _shape(type=str)
+"""What the bench reads of events, and of items by their type."""
 
 
 def validated(exchange: TurnExchange) -> TurnExchange:
     """Return the exchange if all fields have the right types. Raises ``MalformedAnswer``."""
     try:
         for event in exchange.events:
-            if shape := _shape(event):
+            if (shape := _EVENTS.get(str(event.get("type")))) is not None:
                 msgspec.convert(event, shape)
         for item in exchange.answer:
-            msgspec.convert(item, _Item)
-            if shape := _ITEMS.get(item["type"]):
+            msgspec.convert(item, _ANY_ITEM)
+            if (shape := _ITEMS.get(item["type"])) is not None:
                 msgspec.convert(item, shape)
     except msgspec.ValidationError as error:
         raise MalformedAnswer(" ".join(str(error).split())) from None
     return exchange
-
-
-def _shape(event: Event) -> type[Struct] | None:
-    return _EVENTS.get(str(event.get("type")))
 
 
 _CONTROLS = re.compile(r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x1f\x7f-\x9f]+")

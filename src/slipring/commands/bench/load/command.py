@@ -13,8 +13,9 @@ from slipring.commands.bench.command import (
 )
 from slipring.commands.bench.load import results
 from slipring.commands.bench.load.options import from_namespace
+from slipring.commands.bench.load.progress import LoadProgress
 from slipring.commands.bench.load.run import Load
-from slipring.commands.bench.load.terminal import LoadProgress, show
+from slipring.commands.bench.load.terminal import show
 from slipring.commands.bench.subject.machine import raise_file_limit
 
 

@@ -186,9 +186,9 @@ if __name__ == "__main__":
     import gc
 
     from slipring.commands.bench.command import loop_factory
-    from slipring.commands.bench.subject.machine import raise_as_far_as_allowed
+    from slipring.commands.bench.subject.machine import raise_file_limit
 
-    raise_as_far_as_allowed()
+    raise_file_limit()
     gc.disable()  # a collection would count as time of the server, and answers leave no garbage
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(_serve())

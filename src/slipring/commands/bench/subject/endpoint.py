@@ -27,18 +27,18 @@ _NO_KEYS: Mapping[str, str] = {}
 _URL = re.compile(rb"serves (http://\S+)")
 
 
-class StartedServer:
-    """A running server."""
+class OpenEndpoint(NamedTuple):
+    """An endpoint that is ready to be measured."""
 
-    def __init__(self, url: str, meter: Meter) -> None:
-        self.url = url
-        self.meter = meter
+    url: str
+    meter: Meter | None
+    """Reads the CPU time and memory of its process; None if it is remote or cannot be read."""
 
 
 @asynccontextmanager
 async def start_server(
     engine: str, flags: Sequence[str] = (), keys: Mapping[str, str] = _NO_KEYS
-) -> AsyncIterator[StartedServer]:
+) -> AsyncIterator[OpenEndpoint]:
     """Start a server on a free port, without the caller's ``SLIPRING_*`` settings; stop it at the end of the
     block. ``keys``: API keys that it asks for, by tenant. Raises ``CommandFailed``."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("SLIPRING_")}
@@ -70,7 +70,7 @@ async def start_server(
                     f"slipring serve exited with code {await process.wait()} before it was ready"
                 )
         drain = asyncio.create_task(process.stdout.read())
-        yield StartedServer(found.group(1).decode(), Meter(process.pid))
+        yield OpenEndpoint(found.group(1).decode(), _readable(Meter(process.pid)))
         drain.cancel()
     finally:
         await _stop(process)
@@ -166,14 +166,6 @@ class Target:
     api: Api = "responses"
 
 
-class OpenEndpoint(NamedTuple):
-    """An endpoint that is ready to be measured."""
-
-    url: str
-    meter: Meter | None
-    """Reads the CPU time and memory of its process; None if it is remote or cannot be read."""
-
-
 @asynccontextmanager
 async def open_endpoint(
     target: Target, engine: str | None, keys: Mapping[str, str] | None = None
@@ -192,7 +184,7 @@ async def open_endpoint(
         return
     assert engine is not None
     async with start_server(engine, target.serve_flags, keys or {}) as server:
-        yield OpenEndpoint(server.url, _readable(server.meter))
+        yield server
 
 
 @asynccontextmanager

@@ -65,29 +65,19 @@ _OTHER_FILES = 64
 """Open files that are not connections: libraries, pipes, listening sockets."""
 
 
-def raise_file_limit(connections: int) -> None:
-    """Allow this process and its children as many open files as the connections need. Raises ``UsageError``
-    if the system's hard limit is lower."""
+def raise_file_limit(connections: int | None = None) -> None:
+    """Allow this process and its children as many open files as the connections need, or else as the system's
+    hard limit does. Raises ``UsageError`` if that is lower than what they need."""
     try:
         import resource
     except ImportError:  # Windows has no such limit
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = connections + _OTHER_FILES
+    needed = hard if connections is None else connections + _OTHER_FILES
     if hard != resource.RLIM_INFINITY and needed > hard:
         raise UsageError(f"--connections {connections}: the limit of open files is {hard} (see ulimit -n)")
-    if soft != resource.RLIM_INFINITY and soft < needed:
+    if connections is None or (soft != resource.RLIM_INFINITY and soft < needed):
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
-
-
-def raise_as_far_as_allowed() -> None:
-    """Allow this process as many open files as the system's hard limit does."""
-    try:
-        import resource
-    except ImportError:  # Windows has no such limit
-        return
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 _PROC = Path("/proc")
