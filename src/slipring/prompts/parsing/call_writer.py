@@ -1,6 +1,6 @@
 """Writes answers as a model writes them: the inverse of the parser.
 
-``OutputParser`` reads what is written here as the same thoughts, text and calls, except for what a format
+The parser reads what is written here as the same thoughts, text and calls, except for what a format
 cannot carry:
 
 - White space around thoughts, and around text that is next to a mark, is not part of them.
