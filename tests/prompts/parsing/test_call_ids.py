@@ -2,7 +2,7 @@
 
 import pytest
 
-from slipring.prompts.parsing.call_writer import Call, write_answer
+from slipring.prompts.parsing.call_writer import Call
 from slipring.prompts.parsing.output_format import (
     NamedJsonCalls,
     OutputFormat,
@@ -10,6 +10,7 @@ from slipring.prompts.parsing.output_format import (
     written_call_ids,
 )
 from tests.prompts.parsing import family_formats as known
+from tests.prompts.parsing.written_answers import write_answer
 
 SOLAR = OutputFormat(
     calls=NamedJsonCalls(
