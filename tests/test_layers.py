@@ -12,7 +12,7 @@ from pathlib import Path
 
 SRC = Path(__file__).parent.parent / "src" / "slipring"
 
-CLIENT_PARTS = ("commands.flags",)
+CLIENT_PARTS = ("commands.flags", "commands.child_server")
 ALLOWED: dict[str, tuple[str, ...]] = {
     "base": ("base",),
     "protocol": ("base.errors", "protocol"),
@@ -48,9 +48,9 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("base", "protocol", "core.generation", "core.chain", "core.turn.response_object", "prompts"),
         *("engines", "commands.flags", "commands.inspection"),
     ),
-    "commands.keys": ("base", "config", "protocol.wire", "stores"),
+    "commands.keys": ("base", "config", "protocol.wire", "stores", "commands.tables"),
     "commands.launch": ("base", *CLIENT_PARTS, "commands.launch"),
-    "commands.models": ("base", "engines.hub"),
+    "commands.models": ("base", "engines.hub", "commands.tables"),
     "commands.openapi": ("", "base.standard_streams", "protocol", "commands.openapi"),
     "commands.serve": (
         *("", "base", "config.settings", "engines.hub", "server", "commands.config", "commands.doctor"),

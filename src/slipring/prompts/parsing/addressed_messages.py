@@ -44,7 +44,7 @@ _HEADER_STATE, _TEXT, _THOUGHT, _CALLS, _UNADDRESSED = _State
 
 
 class AddressedMessageParser(MessageParser):
-    """Parses one answer. ``make_parser``: makes what reads a message for calls. ``call_mark`` begins these."""
+    """Parses one answer. ``make_parser`` makes what reads a message for calls; ``call_mark`` begins these."""
 
     def __init__(
         self,

@@ -4,9 +4,6 @@ and stops.
 
 import asyncio
 import math
-import os
-import re
-import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -15,6 +12,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
 from slipring.base.connection_failures import reason
+from slipring.commands import child_server
 from slipring.commands.bench.client.transports import Api
 from slipring.commands.bench.results import Endpoint
 from slipring.commands.bench.subject.machine import Meter
@@ -24,7 +22,6 @@ from slipring.commands.flags import CommandFailed
 
 _STOP_TIMEOUT_S = 15.0
 _NO_KEYS: Mapping[str, str] = {}
-_URL = re.compile(rb"serves (http://\S+)")
 
 
 class OpenEndpoint(NamedTuple):
@@ -41,30 +38,19 @@ async def start_server(
 ) -> AsyncIterator[OpenEndpoint]:
     """Start a server on a free port, without the caller's ``SLIPRING_*`` settings; stop it at the end of the
     block. ``keys``: API keys that it asks for, by tenant. Raises ``CommandFailed``."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("SLIPRING_")}
+    variables = {**child_server.environment()}
     if keys:
-        clean["SLIPRING_API_KEYS"] = ",".join(f"{tenant}:{key}" for tenant, key in keys.items())
-    command = [
-        "-m",
-        "slipring.commands.bench.subject.exit_with_parent",
-        "serve",
-        "--port",
-        "0",
-        "--log-level",
-        "warning",
-    ]
+        variables["SLIPRING_API_KEYS"] = ",".join(f"{tenant}:{key}" for tenant, key in keys.items())
     process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *command,
-        *("--store", "memory", "--engine", engine, *flags),
-        env=clean,
+        *child_server.command(engine, flags),
+        env=variables,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         start_new_session=True,  # Ctrl-C goes to the bench alone, which then stops the server
     )
     try:
         assert process.stdout is not None
-        while not (found := _URL.search(line := await process.stdout.readline())):
+        while not (found := child_server.SERVES.search(line := await process.stdout.readline())):
             if not line:
                 raise CommandFailed(
                     f"slipring serve exited with code {await process.wait()} before it was ready"
