@@ -19,7 +19,7 @@ from slipring.core.generation import CallArguments, CallStarted, Job, Settings
 from slipring.engines.constraints.answer_constraint import tag_of
 from slipring.engines.constraints.grammar_cache import IN_THREAD
 from slipring.engines.constraints.llama_grammar import grammar_of
-from slipring.prompts.parsing.call_writer import Call
+from slipring.prompts.parsing.answer_writer import Call
 from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.prompts.tokenization.tokenizer import Tokenizer
 from slipring.protocol.requests import TEXT, TextFormat, read_format

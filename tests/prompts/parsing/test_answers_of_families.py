@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from slipring.core.generation import CallArguments, CallStarted, Delta, Text, Thought
-from slipring.prompts.parsing.call_writer import Call
+from slipring.prompts.parsing.answer_writer import Call
 from slipring.prompts.parsing.output_format import OutputFormat
 from slipring.protocol.tools import Offer
 from tests.prompts.parsing import family_formats

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from slipring.prompts.parsing.call_writer import Call, answer_pieces
+from slipring.prompts.parsing.answer_writer import Call, answer_pieces
 from slipring.prompts.parsing.output_format import OutputFormat
 
 

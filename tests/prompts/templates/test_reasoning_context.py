@@ -16,6 +16,7 @@ from slipring.prompts.templates.template_renderer import (
     ranges_of,
 )
 from slipring.prompts.tokenization.token_budget import TokenBudget
+from slipring.prompts.truncation import shorten
 from slipring.protocol.items import Item
 from tests.prompts.templates.family_renderers import family_renderer
 from tests.prompts.templates.family_templates import NAMES
@@ -116,7 +117,7 @@ def test_thoughts_are_counted_from_the_beginning_where_the_oldest_items_were_dro
     long = (user("x"), thought("Long ago."), message("assistant", "y" * 4000))
     asked = asking(job((*long, *HISTORY)), None)
     whole = renderer.render(asked)
-    shortened = renderer.shorten(asked, TokenBudget(whole.prompt.total - 1000))
+    shortened = shorten(renderer, asked, TokenBudget(whole.prompt.total - 1000))
     assert withheld(renderer, whole) == {0, 1, 2}
     assert shortened is not None
     assert shortened.dropped_items

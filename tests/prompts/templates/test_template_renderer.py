@@ -27,6 +27,7 @@ from slipring.prompts.templates.template_renderer import (
     TemplateRenderer,
 )
 from slipring.prompts.tokenization.token_budget import TokenBudget
+from slipring.prompts.truncation import shorten
 from slipring.protocol.items import Item
 from slipring.protocol.tools import Toolset
 from tests.prompts.parsing.family_formats import HERMES
@@ -498,7 +499,7 @@ def test_contexts_that_are_too_long_are_shortened() -> None:
     writes = template_renderer("chatml")
     items = (user("one " * 50), message("assistant", "two"), user("three"))
     most = whole(writes, *items[1:]).prompt.total
-    shortened = writes.shorten(job(items), TokenBudget(most))
+    shortened = shorten(writes, job(items), TokenBudget(most))
     assert shortened is not None
     assert shortened.dropped_items == 1
 

@@ -10,9 +10,7 @@ from typing import Any, Literal
 from msgspec import Struct, structs
 
 from slipring.base.errors import InvalidRequest
-from slipring.prompts.parsing.known_formats import HERMES
-from slipring.prompts.parsing.output_format import OutputFormat
-from slipring.prompts.rendering import (
+from slipring.prompts.chain_choices import (
     ALL_THOUGHTS,
     CALL_IDS,
     CALL_TEXTS,
@@ -20,14 +18,9 @@ from slipring.prompts.rendering import (
     LOOP_THOUGHTS,
     ChainChoice,
 )
-from slipring.prompts.templates.chat_messages import (
-    PICTURE_ROLES,
-    ChatMessage,
-    MessageFields,
-    PictureForm,
-    Role,
-    picture_mark,
-)
+from slipring.prompts.parsing.known_formats import HERMES
+from slipring.prompts.parsing.output_format import OutputFormat
+from slipring.prompts.templates.chat_messages import ChatMessage, MessageFields
 from slipring.prompts.templates.detection.format_detection import detect_format
 from slipring.prompts.templates.detection.probes import common_prefix
 from slipring.prompts.templates.jinja_engines import (
@@ -38,6 +31,7 @@ from slipring.prompts.templates.jinja_engines import (
     Variables,
 )
 from slipring.prompts.templates.message_forms import ACCEPTS_ALL, MessageForms, find_forms
+from slipring.prompts.templates.picture_forms import PICTURE_ROLES, PictureForm, Role, picture_mark
 from slipring.prompts.templates.stand_ins import (
     ALL_PLACEHOLDERS,
     ANSWERED,

@@ -16,18 +16,19 @@ from msgspec import UNSET, Struct, UnsetType, structs
 from slipring.base.errors import InvalidRequest
 from slipring.core.chain.head import Head
 from slipring.core.generation import Job, Settings
-from slipring.prompts.parsing.output_format import NamedJsonCalls, has_call_ids, written_call_ids
-from slipring.prompts.rendering import LOOP_THOUGHTS, CannotAppend, Preface, Rendered, Renderer, empty
+from slipring.prompts.chain_choices import LOOP_THOUGHTS
+from slipring.prompts.parsing.call_ids import has_call_ids, written_call_ids
+from slipring.prompts.parsing.output_format import NamedJsonCalls
+from slipring.prompts.rendering import CannotAppend, Preface, Rendered, Renderer, empty
 from slipring.prompts.templates.chat_messages import (
-    INLINE,
     ChatMessage,
     MessageBuilder,
     PendingCalls,
-    PictureForm,
     head_messages,
     template_tools,
 )
 from slipring.prompts.templates.jinja_engines import NO_VARIABLES, SupportsStrftime, Variables
+from slipring.prompts.templates.picture_forms import INLINE, PictureForm
 from slipring.prompts.templates.probed_template import ModelTemplate, ProbedTemplate, ThoughtsKept
 from slipring.prompts.templates.stand_ins import (
     LAST_CALL_PLACEHOLDER,

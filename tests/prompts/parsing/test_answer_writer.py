@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec import Raw
 
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Text, Thought
-from slipring.prompts.parsing.call_writer import Call, Piece, answer_pieces, write_calls
+from slipring.prompts.parsing.answer_writer import Call, Piece, answer_pieces, write_calls
 from slipring.prompts.parsing.calls.json_scanner import SPACE
 from slipring.prompts.parsing.output_format import (
     HARMONY_MARKS,
