@@ -14,13 +14,12 @@ from slipring.core.chain.head import Head
 from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Job, Settings
 from slipring.prompts.rendering import Rendered, Rendering
+from slipring.prompts.templates.appended_text import DROPS_THOUGHTS, EFFORT_CHANGED
 from slipring.prompts.templates.jinja_engines import TemplateError
 from slipring.prompts.templates.probed_template import ModelTemplate
 from slipring.prompts.templates.template_draft import NO_BOUNDARY, REWRITES_EARLIER
 from slipring.prompts.templates.template_renderer import (
     CONTINUES_ASSISTANT,
-    DROPS_THOUGHTS,
-    EFFORT_CHANGED,
     HEAD_CHANGED,
     MOVES_EARLIER,
     OPENED_OTHERWISE,
