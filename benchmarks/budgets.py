@@ -16,8 +16,8 @@ from typing import Any
 from common import EXCHANGE_KB, RESULTS, added, growth, spread
 
 from slipring.commands.bench import results
+from slipring.commands.bench.report.verdict import compare
 from slipring.commands.bench.results import BenchRecord
-from slipring.commands.bench.statistics import compare
 from slipring.commands.flags import UsageError
 
 Figures = dict[str, Any]

@@ -19,6 +19,7 @@ from msgspec import Struct
 from slipring.core.chain.head import Head
 from slipring.core.generation import ANY_ID, Job, Settings
 from slipring.prompts.chain_choices import ChainChoice
+from slipring.prompts.full_renders import CANNOT_SEE, OTHER_WRITER, CannotAppend
 from slipring.prompts.parsing.output_format import OutputFormat
 from slipring.prompts.tokenization.token_budget import UNLIMITED, BudgetedEncoder, TokenBudget
 from slipring.prompts.tokenization.tokenizer import Vocabulary
@@ -240,10 +241,6 @@ class TokenBytes(dict[int, bytes]):
         return b"".join([self[id] for id in ids])
 
 
-class CannotAppend(Exception):
-    """The delta cannot be appended to the parent's tokens. The message says why."""
-
-
 class Renderer(ABC):
     """Renders contexts for one model and knows the format of its output."""
 
@@ -326,9 +323,9 @@ class Renderer(ABC):
         """Append a job's new items to its parent's tokens. Raises ``CannotAppend``, or as ``render``."""
         position = job.parent.position if job.parent is not None else None
         if not isinstance(position, Rendered) or not self.wrote(position):
-            raise CannotAppend("the parent was not rendered by this model")
+            raise CannotAppend(OTHER_WRITER)
         if position.body.pictures and not self.takes_pictures:
-            raise CannotAppend("the parent has pictures, which this model cannot see")
+            raise CannotAppend(CANNOT_SEE)
         encoder = BudgetedEncoder(self.vocabulary, budget, used=position.total)
         context = self.append(position, job, encoder)
         prompt = self.open(context)

@@ -13,13 +13,13 @@ from slipring.core.chain.head import Head
 from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Job
 from slipring.core.token_estimates import estimated_picture_tokens
+from slipring.prompts.full_renders import REWRITES_EARLIER
 from slipring.prompts.rendering import Rendered, picture_id
 from slipring.prompts.rendering_codec import RenderingCodec
 from slipring.prompts.templates.chat_messages import ChatMessage
 from slipring.prompts.templates.message_forms import MessageForms
 from slipring.prompts.templates.picture_forms import INLINE, MOVED, PARTS, PictureForm, picture_mark
 from slipring.prompts.templates.probed_template import ModelTemplate
-from slipring.prompts.templates.template_draft import REWRITES_EARLIER
 from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.prompts.tokenization.token_budget import TokenBudget
 from slipring.prompts.tokenization.tokenizer import Tokenizer

@@ -6,9 +6,9 @@ import pytest
 from msgspec import structs
 
 from slipring.core.generation import Job
+from slipring.prompts.full_renders import ASKED_TO_DROP, CONTEXT_CHANGED
 from slipring.prompts.rendering import Rendering
-from slipring.prompts.templates.appended_text import ASKED_TO_DROP
-from slipring.prompts.templates.template_renderer import CONTEXT_CHANGED, TemplateRenderer
+from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.prompts.templates.unwritten_thoughts import clipped, joined, ranges_of
 from slipring.prompts.tokenization.token_budget import TokenBudget
 from slipring.prompts.truncation import shorten

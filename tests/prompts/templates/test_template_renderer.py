@@ -13,18 +13,20 @@ from slipring.base.errors import InvalidRequest
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Job, Settings
-from slipring.prompts.rendering import Rendered, Rendering
-from slipring.prompts.templates.appended_text import DROPS_THOUGHTS, EFFORT_CHANGED
-from slipring.prompts.templates.jinja_engines import TemplateError
-from slipring.prompts.templates.probed_template import ModelTemplate
-from slipring.prompts.templates.template_draft import NO_BOUNDARY, REWRITES_EARLIER
-from slipring.prompts.templates.template_renderer import (
+from slipring.prompts.full_renders import (
     CONTINUES_ASSISTANT,
+    DROPS_THOUGHTS,
+    EFFORT_CHANGED,
     HEAD_CHANGED,
     MOVES_EARLIER,
+    NO_BOUNDARY,
     OPENED_OTHERWISE,
-    TemplateRenderer,
+    REWRITES_EARLIER,
 )
+from slipring.prompts.rendering import Rendered, Rendering
+from slipring.prompts.templates.jinja_engines import TemplateError
+from slipring.prompts.templates.probed_template import ModelTemplate
+from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.prompts.tokenization.token_budget import TokenBudget
 from slipring.prompts.truncation import shorten
 from slipring.protocol.items import Item

@@ -14,7 +14,8 @@ from urllib.parse import urlsplit
 from slipring.commands import flags
 from slipring.commands.bench.client.transports import Api
 from slipring.commands.bench.measure.modes import MODES, modes_of
-from slipring.commands.bench.subject.endpoint import BadEngine, Target, simulated_speed
+from slipring.commands.bench.subject.endpoint import Target
+from slipring.commands.bench.subject.simulated_engine import BadEngine, simulated_speed
 from slipring.commands.bench.workloads.catalogue import DEPTHS, WORKLOADS
 from slipring.commands.flags import (
     KEY_VARIABLE,

@@ -5,7 +5,14 @@ from collections.abc import Sequence
 from msgspec import Struct, structs
 
 from slipring.prompts.chain_choices import LOOP_THOUGHTS
-from slipring.prompts.rendering import CannotAppend
+from slipring.prompts.full_renders import (
+    ASKED_TO_DROP,
+    DROPS_THOUGHTS,
+    EFFORT_CHANGED,
+    NO_BOUNDARY,
+    REWRITES_EARLIER,
+    CannotAppend,
+)
 from slipring.prompts.templates.chat_messages import ChatMessage
 from slipring.prompts.templates.jinja_engines import Variables
 from slipring.prompts.templates.probed_template import ProbedTemplate, ThoughtsKept
@@ -15,13 +22,7 @@ from slipring.prompts.templates.stand_ins import (
     loop_thoughts,
     without_thoughts,
 )
-from slipring.prompts.templates.template_draft import NO_BOUNDARY, REWRITES_EARLIER, Draft, squeezed
-
-EFFORT_CHANGED = (
-    "the effort of reasoning changed, which the template writes at the beginning or in earlier answers"
-)
-DROPS_THOUGHTS = "the template drops earlier thoughts"
-ASKED_TO_DROP = "the request asks for the thoughts of the current turn only"
+from slipring.prompts.templates.template_draft import Draft, squeezed
 
 
 def in_current_turn(messages: list[ChatMessage]) -> list[ChatMessage]:

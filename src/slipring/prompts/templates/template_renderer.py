@@ -16,10 +16,22 @@ from msgspec import UNSET, Struct, UnsetType, structs
 from slipring.base.errors import InvalidRequest
 from slipring.core.chain.head import Head
 from slipring.core.generation import Job, Settings
+from slipring.prompts.full_renders import (
+    CONTEXT_CHANGED,
+    CONTINUES_ASSISTANT,
+    EFFORT_CHANGED,
+    HEAD_CHANGED,
+    MOVES_EARLIER,
+    NO_BOUNDARY,
+    OPENED_OTHERWISE,
+    REFUSES_PART,
+    REWRITES_EARLIER,
+    CannotAppend,
+)
 from slipring.prompts.parsing.call_ids import has_call_ids, written_call_ids
 from slipring.prompts.parsing.output_format import NamedJsonCalls
-from slipring.prompts.rendering import CannotAppend, Preface, Rendered, Renderer, empty
-from slipring.prompts.templates.appended_text import EFFORT_CHANGED, Addition, in_current_turn
+from slipring.prompts.rendering import Preface, Rendered, Renderer, empty
+from slipring.prompts.templates.appended_text import Addition, in_current_turn
 from slipring.prompts.templates.chat_messages import (
     ChatMessage,
     MessageBuilder,
@@ -37,7 +49,7 @@ from slipring.prompts.templates.stand_ins import (
     stand_in,
     with_earlier_calls,
 )
-from slipring.prompts.templates.template_draft import NO_BOUNDARY, REWRITES_EARLIER, Draft
+from slipring.prompts.templates.template_draft import Draft
 from slipring.prompts.templates.unwritten_thoughts import Ranges, clipped, joined, ranges_of
 from slipring.prompts.tokenization.token_budget import BudgetedEncoder
 from slipring.prompts.tokenization.tokenizer import Vocabulary
@@ -45,13 +57,6 @@ from slipring.prompts.tool_definitions import tool_instructions
 from slipring.protocol import wire
 from slipring.protocol.items import CustomToolCall, FunctionCall, Item
 from slipring.protocol.pictures.item_pictures import Picture
-
-HEAD_CHANGED = "the head changed"
-OPENED_OTHERWISE = "the effort of reasoning changed, with which the template may open answers otherwise"
-CONTEXT_CHANGED = "the request asks for the thoughts of other turns than the one before"
-MOVES_EARLIER = "the template writes earlier parts among the new ones"
-CONTINUES_ASSISTANT = "the delta continues an assistant message"
-REFUSES_PART = "the template cannot write a part of the conversation alone"
 
 
 class Tail(Struct, frozen=True):

@@ -5,7 +5,7 @@ from pathlib import Path
 from aiohttp import web
 
 from slipring.commands.bench import results
-from slipring.commands.bench.client.exchange import Redactor
+from slipring.commands.bench.client.redaction import Redactor
 from slipring.commands.bench.measure.run import Bench
 from slipring.commands.bench.options import BenchOptions
 from slipring.commands.bench.subject.endpoint import Target

@@ -16,6 +16,7 @@ from aiohttp import ClientWebSocketResponse, ClientWSTimeout, TCPConnector, WSMs
 from multidict import MultiMapping
 
 from slipring.base.connection_failures import reason
+from slipring.commands.bench.client.answer_shapes import validated
 from slipring.commands.bench.client.exchange import (
     PAUSE,
     TERMINAL,
@@ -25,15 +26,14 @@ from slipring.commands.bench.client.exchange import (
     Event,
     Fields,
     MalformedAnswer,
-    Redactor,
     RefusedByServer,
     TurnExchange,
     TurnFailed,
     decode,
     encode,
     refusal,
-    validated,
 )
+from slipring.commands.bench.client.redaction import Redactor
 from slipring.commands.bench.client.translated_apis import AnswerReader
 
 Api = Literal["responses", "messages", "chat"]

@@ -19,7 +19,8 @@ import msgspec
 from msgspec import Struct
 
 from slipring.commands.bench.client.transports import Access
-from slipring.commands.bench.load.clients import IdleSockets, Job, Tally, Users
+from slipring.commands.bench.load.idle_sockets import IdleSockets
+from slipring.commands.bench.load.users import Job, Tally, Users
 
 _LINE_BYTES = 2**30
 _STOP_S = 20.0

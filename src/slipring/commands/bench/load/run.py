@@ -12,19 +12,21 @@ from msgspec import structs
 
 from slipring.commands.bench.client.exchange import Fields
 from slipring.commands.bench.client.transports import Access
-from slipring.commands.bench.load.clients import Flood, Job, Tally
+from slipring.commands.bench.load.flood import Flood
 from slipring.commands.bench.load.generator import Generator, LocalGenerator, ProcessGenerator
 from slipring.commands.bench.load.options import LoadOptions
 from slipring.commands.bench.load.progress import LoadProgress
 from slipring.commands.bench.load.results import FloodResult, LoadRecord, percentiles
 from slipring.commands.bench.load.service_level import Level
+from slipring.commands.bench.load.users import Job, Tally
 from slipring.commands.bench.measure.loop import unique_instructions
 from slipring.commands.bench.measure.modes import Mode, modes_of
 from slipring.commands.bench.measure.probes import base_fields, first_model, nothing_to_measure, probe
 from slipring.commands.bench.subject import machine
 from slipring.commands.bench.subject.bare_server import recorded_frames, start_bare
-from slipring.commands.bench.subject.endpoint import describe, engine_for, open_endpoint
-from slipring.commands.bench.subject.machine import Meter, OtherProcesses
+from slipring.commands.bench.subject.endpoint import describe, open_endpoint
+from slipring.commands.bench.subject.processes import Meter, OtherProcesses
+from slipring.commands.bench.subject.simulated_engine import engine_for
 from slipring.commands.bench.workloads.catalogue import short
 
 _FLOOD_SETTLES_S = 1.0

@@ -24,14 +24,9 @@ from slipring.commands.bench.measure.probes import (
 from slipring.commands.bench.measure.progress import BenchProgress
 from slipring.commands.bench.options import BenchOptions
 from slipring.commands.bench.subject import machine
-from slipring.commands.bench.subject.endpoint import (
-    describe,
-    engine_for,
-    is_simulated,
-    open_endpoint,
-    with_round_trip,
-)
-from slipring.commands.bench.subject.machine import Meter, OtherProcesses
+from slipring.commands.bench.subject.endpoint import describe, open_endpoint, with_round_trip
+from slipring.commands.bench.subject.processes import Meter, OtherProcesses
+from slipring.commands.bench.subject.simulated_engine import engine_for, is_simulated
 from slipring.commands.bench.verify.history import compare_with_full_history
 from slipring.commands.bench.workloads.plan import Plan
 

@@ -20,8 +20,9 @@ from slipring.commands.bench.report.charts import (
 )
 from slipring.commands.bench.report.conditions import busy_warning, conditions, repeats, simulation, subject
 from slipring.commands.bench.report.markup import Markup, join, tag
-from slipring.commands.bench.report.terminal import NOTE, TITLE, replay_table
+from slipring.commands.bench.report.replay_comparison import NOTE, TITLE, replay_table
 from slipring.commands.bench.report.verdict import (
+    ENOUGH,
     NO_DIFFERENCE,
     amount,
     baseline_note,
@@ -33,7 +34,7 @@ from slipring.commands.bench.report.verdict import (
     verdict,
 )
 from slipring.commands.bench.results import BenchRecord, Workload
-from slipring.commands.bench.statistics import ENOUGH, Spread, Summary, by_turn, summarise
+from slipring.commands.bench.statistics import Spread, Summary, by_turn, summarise
 
 _STYLE = Path(__file__).with_name("page.css")
 _MOST_FAULTS = 5

@@ -18,7 +18,7 @@ from aiohttp import WSMsgType, web
 from slipring.commands.bench.client.exchange import FIRST_TOKENS, TERMINAL, Fields, decode, encode
 from slipring.commands.bench.client.transports import Access
 from slipring.commands.bench.subject.endpoint import OpenEndpoint
-from slipring.commands.bench.subject.machine import Meter
+from slipring.commands.bench.subject.processes import Meter
 from slipring.commands.flags import CommandFailed
 
 _ENDS = (*TERMINAL, "error")
