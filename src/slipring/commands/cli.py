@@ -12,18 +12,18 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple
 
 from slipring import __version__
-from slipring.base.errors import StartupError, suggestion
+from slipring.base.errors import StartupError
 from slipring.base.garbage_collection import collection_paused
 from slipring.base.interruption import interruptible
 from slipring.base.standard_streams import OutputFailed, discard_output
+from slipring.commands.argument_parser import USAGE_ERROR, Parser
 from slipring.commands.flags import CommandFailed, UsageError
 from slipring.config.settings import ConfigError, add_flags, from_namespace
 
 OUTPUT_ERROR = 1
-USAGE_ERROR = 2
 STARTUP_ERROR = 3
 INTERRUPTED = 130
 
@@ -39,90 +39,6 @@ ENGINES = {
     "simulated": ("no model: generated text, to test clients with", "simulated:tokens_per_s=1000,ttft_ms=50"),
 }
 """For ``--help``: what each kind of engine is, and an example."""
-
-
-class _Parser(argparse.ArgumentParser):
-    """Reports a mistake in one line that suggests the right spelling and names the help to read.
-
-    A message never contains the value of an unknown flag, because it may be a secret.
-    """
-
-    _commands: "argparse.Action | None" = None
-    _deferred: "Callable[[_Parser], None] | None" = None
-    _rest = ""
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**{"allow_abbrev": False, **kwargs})
-
-    def add_subparsers(self, **kwargs: Any) -> Any:
-        self._commands = super().add_subparsers(**{"metavar": "COMMAND", **kwargs})
-        return self._commands
-
-    def defer(self, add: "Callable[[_Parser], None]") -> None:
-        """Let ``add`` add flags to this parser when they are first needed."""
-        self._deferred = add
-
-    def take_rest(self, name: str) -> None:
-        """Keep what follows ``--`` as it is, as a list with this name."""
-        self._rest = name
-
-    def complete(self) -> None:
-        """Add the deferred flags."""
-        deferred, self._deferred = self._deferred, None
-        if deferred is not None:
-            deferred(self)
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse; report unknown arguments as an error of this parser, so that its own help is named."""
-        self.complete()
-        words = list(sys.argv[1:] if args is None else args)
-        end = words.index("--") if self._rest and "--" in words else len(words)
-        words, rest = words[:end], words[end + 1 :]
-        if not words and self._commands is not None and self._commands.required:
-            self.print_help()
-            self.exit()
-        self._check_first(words)
-        parsed, unknown = super().parse_known_args(words, namespace)
-        if unknown:
-            self._refuse(unknown)
-        if self._rest:
-            setattr(parsed, self._rest, rest)
-        return parsed, unknown
-
-    def _print_message(self, message: str, file: Any = None) -> None:
-        """Print help, the version or a mistake. argparse's own method ignores that it cannot be written."""
-        print(message, end="", file=file or sys.stderr, flush=True)
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(USAGE_ERROR, f"{self.prog}: {message} (see {self.prog} --help)\n")
-
-    def _check_first(self, words: list[str]) -> None:
-        """Refuse an unknown first flag or command, before argparse takes its value for something else."""
-        if not words:
-            return
-        first = words[0].partition("=")[0]
-        if first.startswith("--") and first != "--" and " " not in first:
-            if first not in self._option_string_actions:
-                self._refuse([first])
-        elif self._commands is not None and not first.startswith("-") and first not in self._command_names():
-            self.error(f"unknown command '{first}'{suggestion(first, self._command_names())}")
-
-    def _refuse(self, arguments: Sequence[str]) -> NoReturn:
-        flags = [
-            argument.partition("=")[0] if argument.startswith("--") else argument[:2]
-            for argument in arguments
-            if argument.startswith("-")
-        ]
-        if not flags:
-            self.error("unexpected argument")
-        for name, command in self._command_names().items():
-            command.complete()
-            if flags[0] in command._option_string_actions:
-                self.error(f"{flags[0]} is a flag of '{self.prog} {name}': write it after '{name}'")
-        self.error(f"unknown flag {flags[0]}{suggestion(flags[0], self._option_string_actions)}")
-
-    def _command_names(self) -> "dict[str, _Parser]":
-        return dict(self._commands.choices or {}) if self._commands is not None else {}
 
 
 class _Command(NamedTuple):
@@ -223,12 +139,12 @@ _DESCRIBED = (
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog="slipring",
         description="Serve the OpenAI Responses API over one persistent WebSocket, in front of any engine.",
     )
     parser.add_argument("--version", action="version", version=f"slipring {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, parser_class=_Parser)
+    commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser)
     serve = commands.add_parser(
         "serve",
         help="serve the Responses API",
@@ -256,21 +172,21 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _flags_of(module: str) -> Callable[[_Parser], None]:
+def _flags_of(module: str) -> Callable[[Parser], None]:
     """What adds the flags of a command. Its module is imported when they are needed."""
 
-    def add(parser: _Parser) -> None:
+    def add(parser: Parser) -> None:
         import_module(f"slipring.commands.{module}").add_flags(parser)
 
     return add
 
 
-def _add_bench_flags(measure: _Parser) -> None:
+def _add_bench_flags(measure: Parser) -> None:
     from slipring.commands.bench import options
     from slipring.commands.bench.load import options as load_options
 
     options.add_flags(measure)
-    load = measure.add_subparsers(dest="bench_command", parser_class=_Parser).add_parser(
+    load = measure.add_subparsers(dest="bench_command", parser_class=Parser).add_parser(
         "load",
         help="open more and more connections until a service level breaks",
         description="Chat over many connections at once, more and more of them, until a service level breaks."

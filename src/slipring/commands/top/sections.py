@@ -1,6 +1,4 @@
-"""The tables of the screen: workers, engines, slots, connections, ended turns, parked sessions. Columns that
-do not fit are left out.
-"""
+"""The tables of the screen: workers, engines, slots, connections, ended turns, parked sessions."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,6 +7,9 @@ from typing import Any
 from msgspec import UNSET, UnsetType
 from rich.text import Text
 
+from slipring.commands.top.columns import Column, Row, shortened, table
+from slipring.commands.top.figures import count, duration, share, size, visible
+from slipring.commands.top.phase_words import connection_phase, turn_phase
 from slipring.commands.top.state import (
     ConnectionView,
     EngineView,
@@ -17,158 +18,10 @@ from slipring.commands.top.state import (
     TurnView,
     View,
     ended_at,
-    phase_started_at,
 )
 from slipring.observation.live_messages import Engine, Slot, Turn
 from slipring.protocol.turn_report import TurnReport
 
-_GAP = 2
-
-Row = Sequence[Text]
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column of a table."""
-
-    title: str
-    rank: int
-    """The highest is left out first."""
-    is_right: bool = False
-    least: int = 0
-    """Cells to which it may be shortened before another column is left out. 0: it is not shortened."""
-
-
-def table(columns: Sequence[Column], rows: Sequence[Row], width: int) -> list[Text]:
-    """The heading and the rows as lines. Columns without any text in a row are left out."""
-    wanted = {
-        place: max(len(column.title), *(row[place].cell_len for row in rows))
-        for place, column in enumerate(columns)
-        if any(row[place].plain for row in rows)
-    }
-    chosen = _chosen(columns, wanted, width)
-    heading = [Text(column.title, style="bold dim") for column in columns]
-    return [_line(row, columns, chosen, width) for row in (heading, *rows)]
-
-
-def _chosen(columns: Sequence[Column], wanted: dict[int, int], width: int) -> dict[int, int]:
-    """The places of the columns that fit, in order, with their widths."""
-
-    def least(place: int) -> int:
-        return min(wanted[place], columns[place].least or wanted[place])
-
-    places = list(wanted)
-    while len(places) > 1 and sum(map(least, places)) + _GAP * (len(places) - 1) > width:
-        places.remove(max(places, key=lambda place: columns[place].rank))
-    room = width - sum(map(least, places)) - _GAP * (len(places) - 1)
-    widths = {}
-    for place in sorted(places, key=lambda place: columns[place].rank):
-        more = max(min(wanted[place] - least(place), room), 0)
-        widths[place] = least(place) + more
-        room -= more
-    return {place: widths[place] for place in places}
-
-
-def _line(row: Row, columns: Sequence[Column], chosen: dict[int, int], width: int) -> Text:
-    line = Text()
-    for place, cells in chosen.items():
-        if line.plain:
-            line.append(" " * _GAP)
-        cell = shortened(row[place], cells)
-        space = " " * (cells - cell.cell_len)
-        line.append_text(Text(space) + cell if columns[place].is_right else cell + Text(space))
-    line.rstrip()
-    return shortened(line, width)
-
-
-def shortened(text: Text, cells: int) -> Text:
-    """A copy of a text that takes at most this many cells."""
-    copy = text.copy()
-    copy.truncate(max(cells, 0), overflow="ellipsis")
-    return copy
-
-
-_MOST = 10**15
-"""Larger values are shown as this one."""
-
-
-def visible(text: str) -> str:
-    """A name on one line, without characters that control a terminal: clients choose names."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
-
-
-def count(number: float) -> str:
-    """``940``, ``12,400``, ``1.2 M``."""
-    number = _clamped(number)
-    for unit, size in (("T", 10**12), ("G", 10**9), ("M", 10**6)):
-        if number >= size:
-            return f"{number / size:.1f} {unit}"
-    return f"{number:,.0f}"
-
-
-def rate(per_second: float) -> str:
-    """``0.3/s``, ``12/s``, ``1,240/s``."""
-    per_second = _clamped(per_second)
-    return f"{per_second:.1f}/s" if 0 < per_second < 10 else f"{count(per_second)}/s"
-
-
-def size(number: float) -> str:
-    """``512 B``, ``1.2 KiB``, ``340 MiB``."""
-    number = _clamped(number)
-    if number < 1024:
-        return f"{number:.0f} B"
-    for unit in ("KiB", "MiB", "GiB"):
-        number /= 1024
-        if number < 1000:
-            return f"{number:.{0 if number >= 100 else 1}f} {unit}"
-    return f"{number / 1024:.1f} TiB"
-
-
-def duration(seconds: float) -> str:
-    """``34 ms``, ``2.4 s``, ``42 s``, ``3m 12s``, ``2h 05m``, ``3d 4h``."""
-    seconds = _clamped(seconds)
-    if seconds < 0.9995:
-        return f"{seconds * 1000:.0f} ms"
-    if seconds < 9.95:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60}m {whole % 60:02}s"
-    if whole < 86_400:
-        return f"{whole // 3600}h {whole % 3600 // 60:02}m"
-    return f"{whole // 86_400}d {whole % 86_400 // 3600}h"
-
-
-def share(part: float, whole: float) -> str:
-    """``87 %``; ``–`` of nothing."""
-    part, whole = _clamped(part), _clamped(whole)
-    return f"{100 * min(part / whole, 1):.0f} %" if whole > 0 else "–"
-
-
-def _clamped(number: float) -> float:
-    """From 0 to ``_MOST``; 0 for what is not a number."""
-    return min(max(number, 0), _MOST) if number == number else 0
-
-
-_STAGE_AFTER = {
-    "render": "engine queue",
-    "engine_queue": "prefill",
-    "prefill": "generate",
-    "held": "generate",
-}
-"""The stage that a running turn is in, by the latest one that has ended."""
-_PHASES = {
-    "waiting": "queued",
-    "listing": "lists tools",
-    "calling": "hosted tools",
-    "paused": "waits for tool",
-}
-"""Words for the phases that are not named for what the server does."""
-_PHASE_STYLES = {"queued": "yellow", "engine queue": "yellow", "waits for tool": "cyan"}
 _STATUS_STYLES = {"failed": "red", "refused": "red", "incomplete": "yellow", "cancelled": "yellow"}
 _NOTHING = Text()
 
@@ -360,7 +213,7 @@ def _activity_row(view: ConnectionView | TurnView, now: float, name: _Name) -> R
         turn = view.turn
         cells = (
             name(view.process, _asked(turn)),
-            *_phase(turn, now),
+            *turn_phase(turn, now),
             Text(visible(turn.tenant)),
             _NOTHING,
             Text(visible(turn.lane or "")),
@@ -370,7 +223,7 @@ def _activity_row(view: ConnectionView | TurnView, now: float, name: _Name) -> R
     shown = min(connection.running, key=lambda turn: turn.started_at, default=last)
     return (
         name(view.process, f"#{connection.number}"),
-        *_connection_phase(view, now),
+        *connection_phase(view, now),
         Text(visible(connection.tenant)),
         Text(count(connection.lanes)),
         _NOTHING if shown is None else Text(visible(shown.lane or "")),
@@ -382,27 +235,6 @@ def _activity_row(view: ConnectionView | TurnView, now: float, name: _Name) -> R
         Text(size(connection.unsent_bytes) if connection.unsent_bytes else "", style="yellow"),
         Text(duration(now - connection.opened_at), style="dim"),
     )
-
-
-def _connection_phase(view: ConnectionView, now: float) -> tuple[Text, Text]:
-    """What a connection is doing, and for how long; of several running turns, the oldest."""
-    running = view.connection.running
-    if running:
-        phase, time = _phase(min(running, key=lambda turn: turn.started_at), now)
-        return (phase.append(f" +{len(running) - 1}") if len(running) > 1 else phase), time
-    if view.idle_s is not None:
-        return Text("waits for client", style="dim"), Text(duration(view.idle_s), style="dim")
-    return Text("no turn yet", style="dim"), Text(duration(now - view.connection.opened_at), style="dim")
-
-
-def _phase(turn: Turn, now: float) -> tuple[Text, Text]:
-    """What a turn is doing, and for how long."""
-    phase = turn.report.status
-    word = _PHASES.get(phase, phase)
-    if phase == "running" and turn.report.stages:
-        word = _STAGE_AFTER.get(turn.report.stages[-1].name, phase)
-    style = _PHASE_STYLES.get(word, "green")
-    return Text(visible(word), style=style), Text(duration(now - phase_started_at(turn)), style=style)
 
 
 def _outcome(turn: Turn) -> Text:
