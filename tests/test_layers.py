@@ -12,7 +12,9 @@ from pathlib import Path
 
 SRC = Path(__file__).parent.parent / "src" / "slipring"
 
-CLIENT_PARTS = ("commands.flags", "commands.child_server")
+CLIENT_PARTS = tuple(
+    f"commands.{name}" for name in ("child_server", "client_environment", "failures", "flags")
+)
 ALLOWED: dict[str, tuple[str, ...]] = {
     "base": ("base",),
     "protocol": ("base.errors", "protocol"),
@@ -54,9 +56,9 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "commands.openapi": ("", "base.standard_streams", "protocol", "commands.openapi"),
     "commands.serve": (
         *("", "base", "config.settings", "engines.hub", "server", "commands.config", "commands.doctor"),
-        "commands.flags",
+        "commands.client_environment",
     ),
-    "commands.top": ("base", "protocol.turn_report", "observation", "commands.flags", "commands.top"),
+    "commands.top": ("base", "protocol.turn_report", "observation", "commands.failures", "commands.top"),
     "__main__": ("", "base.standard_streams", "commands.cli"),
     "__init__": (),
 }

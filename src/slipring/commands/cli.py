@@ -20,7 +20,7 @@ from slipring.base.garbage_collection import collection_paused
 from slipring.base.interruption import interruptible
 from slipring.base.standard_streams import OutputFailed, discard_output
 from slipring.commands.argument_parser import USAGE_ERROR, Parser
-from slipring.commands.flags import CommandFailed, UsageError
+from slipring.commands.failures import CommandFailed, UsageError
 from slipring.config.settings import ConfigError, add_flags, from_namespace
 
 OUTPUT_ERROR = 1

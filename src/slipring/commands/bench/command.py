@@ -20,7 +20,7 @@ from slipring.commands.bench.subject.endpoint import Target
 from slipring.commands.bench.workloads.catalogue import WORKLOADS, deep
 from slipring.commands.bench.workloads.plan import Plan
 from slipring.commands.bench.workloads.replay import read_recording
-from slipring.commands.flags import UsageError
+from slipring.commands.failures import UsageError
 
 FAILED = 1
 INTERRUPTED = 130

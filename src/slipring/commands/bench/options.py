@@ -17,18 +17,9 @@ from slipring.commands.bench.measure.modes import MODES, modes_of
 from slipring.commands.bench.subject.endpoint import Target
 from slipring.commands.bench.subject.simulated_engine import BadEngine, simulated_speed
 from slipring.commands.bench.workloads.catalogue import DEPTHS, WORKLOADS
-from slipring.commands.flags import (
-    KEY_VARIABLE,
-    URL_VARIABLE,
-    UsageError,
-    api_key,
-    flag,
-    named_url,
-    number,
-    text,
-    variable_name,
-    whole,
-)
+from slipring.commands.client_environment import KEY_VARIABLE, URL_VARIABLE, api_key, named_url, variable_name
+from slipring.commands.failures import UsageError
+from slipring.commands.flags import flag, number, text, whole
 
 _KEY_VARIABLES = (KEY_VARIABLE, "SLIPRING_API_KEY")
 _NAMES = (*WORKLOADS, "deep", "replay")

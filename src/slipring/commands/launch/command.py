@@ -21,16 +21,16 @@ from urllib.parse import urlsplit
 from urllib.request import ProxyHandler, Request, build_opener
 
 from slipring.commands import child_server
-from slipring.commands.flags import (
+from slipring.commands.client_environment import (
     DEFAULT_URL,
     KEY_VARIABLE,
     URL_VARIABLE,
-    CommandFailed,
     api_key,
     named_url,
-    text,
     variable_name,
 )
+from slipring.commands.failures import CommandFailed
+from slipring.commands.flags import text
 from slipring.commands.launch.clients import CLIENTS, Target
 
 _TIMEOUT_S = 10

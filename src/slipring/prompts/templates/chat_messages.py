@@ -19,7 +19,7 @@ from slipring.base.errors import InvalidRequest
 from slipring.core.chain.head import Head
 from slipring.prompts.parsing.answer_writer import Call, answer_pieces
 from slipring.prompts.parsing.output_format import OutputFormat
-from slipring.prompts.templates.picture_forms import (
+from slipring.prompts.templates.picture_marks import (
     PictureForm,
     Role,
     picture_mark,

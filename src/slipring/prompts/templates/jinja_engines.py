@@ -2,8 +2,9 @@
 
 Two libraries run templates, with the same filters, functions and limits. Jinja2 is what the authors of
 templates test with, and runs all of them. minijinja is not quite Jinja: it changes no list in place and knows
-no ``'%s' % x``. But with it a continuation takes 0.2 to 1.2 ms less, about a tenth of the processor time of a
-turn in front of vLLM. When a ``ChatTemplate`` is made, both render a few conversations. If minijinja writes
+no ``'%s' % x``. But with it, rendering and tokenizing a continuation takes 0.60 ms instead of 1.07 ms (the
+means of 26 families; with the lookups of the sandbox written by hand, Jinja2 takes 0.85 ms), which is about a
+tenth of the processor time of a turn in front of vLLM. When a ``ChatTemplate`` is made, both render a few conversations. If minijinja writes
 all of them like Jinja2, it runs the template, and Jinja2 only the conversations with which minijinja fails.
 Otherwise Jinja2 runs all.
 

@@ -31,7 +31,7 @@ from slipring.prompts.templates.jinja_engines import (
     Variables,
 )
 from slipring.prompts.templates.message_forms import ACCEPTS_ALL, MessageForms, find_forms
-from slipring.prompts.templates.picture_forms import PICTURE_ROLES, PictureForm, Role, picture_mark
+from slipring.prompts.templates.picture_marks import PICTURE_ROLES, PictureForm, Role, picture_mark
 from slipring.prompts.templates.stand_ins import (
     ALL_PLACEHOLDERS,
     ANSWERED,

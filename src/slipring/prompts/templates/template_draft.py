@@ -15,7 +15,7 @@ from slipring.prompts.rendering import PlacedPicture, picture_id
 from slipring.prompts.templates.chat_messages import ChatMessage, MessageFields
 from slipring.prompts.templates.jinja_engines import ChatTemplate, Variables
 from slipring.prompts.templates.message_forms import MessageForms
-from slipring.prompts.templates.picture_forms import split_marks
+from slipring.prompts.templates.picture_marks import split_marks
 from slipring.prompts.templates.stand_ins import ALL_PLACEHOLDERS, THOUGHT_PLACEHOLDER
 from slipring.prompts.tokenization.control_token_guard import ControlTokenFinder, ControlTokenGuard
 from slipring.prompts.tokenization.token_budget import BudgetedEncoder

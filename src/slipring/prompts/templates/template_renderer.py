@@ -40,7 +40,7 @@ from slipring.prompts.templates.chat_messages import (
     template_tools,
 )
 from slipring.prompts.templates.jinja_engines import NO_VARIABLES, SupportsStrftime, Variables
-from slipring.prompts.templates.picture_forms import INLINE, PictureForm
+from slipring.prompts.templates.picture_marks import INLINE, PictureForm
 from slipring.prompts.templates.probed_template import ModelTemplate, ProbedTemplate
 from slipring.prompts.templates.stand_ins import (
     PLACEHOLDER_TOOLS,

@@ -15,7 +15,9 @@ from slipring.commands.bench.options import (
     target_from_namespace,
 )
 from slipring.commands.bench.subject.endpoint import Target
-from slipring.commands.flags import UsageError, api_key, flag, number, share, whole
+from slipring.commands.client_environment import api_key
+from slipring.commands.failures import UsageError
+from slipring.commands.flags import flag, number, share, whole
 
 _MODES = tuple(name for name, mode in MODES.items() if not (mode.has_lanes or mode.is_rollout))
 

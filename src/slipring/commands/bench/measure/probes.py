@@ -24,7 +24,7 @@ from slipring.commands.bench.measure.modes import Mode
 from slipring.commands.bench.verify import history
 from slipring.commands.bench.workloads.plan import message
 from slipring.commands.bench.workloads.tools import CODING_TOOLS
-from slipring.commands.flags import CommandFailed
+from slipring.commands.failures import CommandFailed
 
 _OK = 200
 _NOT_FOUND = 404

@@ -19,7 +19,7 @@ from slipring.commands.bench.client.exchange import FIRST_TOKENS, TERMINAL, Fiel
 from slipring.commands.bench.client.transports import Access
 from slipring.commands.bench.subject.endpoint import OpenEndpoint
 from slipring.commands.bench.subject.processes import Meter
-from slipring.commands.flags import CommandFailed
+from slipring.commands.failures import CommandFailed
 
 _ENDS = (*TERMINAL, "error")
 

@@ -16,7 +16,7 @@ from slipring.commands.bench.results import Endpoint
 from slipring.commands.bench.subject.processes import Meter
 from slipring.commands.bench.subject.proxy import delaying_proxy
 from slipring.commands.bench.subject.simulated_engine import default_engine, simulated_speed
-from slipring.commands.flags import CommandFailed
+from slipring.commands.failures import CommandFailed
 
 _STOP_TIMEOUT_S = 15.0
 _HTTP_PORT = 80

@@ -16,7 +16,7 @@ import msgspec
 
 from slipring import __version__
 from slipring.commands.bench.results import Machine
-from slipring.commands.flags import UsageError
+from slipring.commands.failures import UsageError
 
 
 def now() -> str:
