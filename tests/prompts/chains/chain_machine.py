@@ -31,8 +31,9 @@ from slipring.prompts.chain_choices import (
 from slipring.prompts.parsing.answer_writer import Call as WrittenCall
 from slipring.prompts.parsing.output_format import OutputFormat
 from slipring.prompts.rendering import Rendering
-from slipring.prompts.templates.chat_messages import ChatMessage, head_messages, template_tools
+from slipring.prompts.templates.chat_messages import ChatMessage, head_messages
 from slipring.prompts.templates.template_renderer import TemplateRenderer
+from slipring.prompts.templates.template_values import template_tools
 from slipring.prompts.templates.type_declarations import declare_tools
 from slipring.prompts.tokenization.token_budget import BudgetedEncoder
 from slipring.prompts.tool_definitions import tool_instructions

@@ -7,15 +7,12 @@ same messages as within the whole context.
 Imports no library that runs templates: the chat engine writes messages with this, and works without them.
 """
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-import msgspec
 from msgspec import UNSET, Struct, UnsetType, structs
 
-from slipring.base.errors import InvalidRequest
 from slipring.core.chain.head import Head
 from slipring.prompts.parsing.answer_writer import Call, answer_pieces
 from slipring.prompts.parsing.output_format import OutputFormat
@@ -26,6 +23,7 @@ from slipring.prompts.templates.picture_marks import (
     unmarked,
     written_content,
 )
+from slipring.prompts.templates.template_values import YieldingList, read_object, to_json
 from slipring.prompts.tool_definitions import describe, describe_format, describe_found, flat_name
 from slipring.protocol.items import (
     AdditionalTools,
@@ -43,44 +41,12 @@ from slipring.protocol.items import (
 )
 from slipring.protocol.pictures.item_pictures import Picture, pictures
 from slipring.protocol.requests import TextFormat
-from slipring.protocol.tools import CallableTool, Toolset
+from slipring.protocol.tools import Toolset
 
-T = TypeVar("T")
-
-
-class YieldingList(list[T]):
-    """A list whose entries are fetched by Python code, so that other threads can run in between."""
-
-    def __iter__(self) -> Iterator[T]:
-        yield from super().__iter__()
-
-    def __getitem__(self, at: Any) -> Any:
-        return super().__getitem__(at)
-
-
-def to_json(
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: Sequence[str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """The filter ``tojson`` as templates expect it: Jinja's own would escape for HTML."""
-    item, key = separators if separators is not None else (", " if indent is None else ",", ": ")
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=(item, key), sort_keys=sort_keys
-    )
-
-
-_MAX_DEPTH = 100
-"""Nesting of JSON that is passed to a template as a value."""
-_MAX_VALUES = 100_000
-"""Number of values in JSON that is passed to a template as a value: it is decoded and encoded in one step."""
 _THOUGHT_FIELDS = ("reasoning_content", "reasoning", "thinking")
 """Templates read thoughts under different names."""
 _ADDED_TOOLS = "From now on you can also call these tools:"
 Dict = dict[str, Any]
-_object = msgspec.json.Decoder(Dict)
 
 
 class ChatCall(Struct, frozen=True):
@@ -317,29 +283,11 @@ def _text_as_thought(message: ChatMessage) -> ChatMessage:
     return structs.replace(message, content="", thoughts=thoughts)
 
 
-def read_object(text: str) -> Dict | None:
-    """Decode a JSON object; None if the text is not one, or it is nested too deeply or too large."""
-    if sum(map(text.count, ",[{")) > _MAX_VALUES:  # an upper bound of the number of values
-        return None
-    try:
-        value = _object.decode(text.encode())
-    except (ValueError, RecursionError):
-        return None
-    return value if _is_shallow(value, _MAX_DEPTH) else None
-
-
 def _arguments(text: str) -> Dict | str:
     if not text.strip():
         return {}
     value = read_object(text)
     return text if value is None else value
-
-
-def _is_shallow(value: object, depth: int) -> bool:
-    if not isinstance(value, dict | list):
-        return True
-    inner = value.values() if isinstance(value, dict) else value
-    return depth > 0 and all(_is_shallow(each, depth - 1) for each in inner)
 
 
 def head_messages(head: Head, format: TextFormat, tools: str = "") -> list[ChatMessage]:
@@ -351,18 +299,3 @@ def head_messages(head: Head, format: TextFormat, tools: str = "") -> list[ChatM
     if format.kind != "text":
         parts.append(describe_format(format))
     return [ChatMessage(role="system", content=unmarked("\n\n".join(parts)))] if parts else []
-
-
-def template_tools(tools: Iterable[CallableTool]) -> list[Dict]:
-    """Tool definitions for a template. Raises ``InvalidRequest`` if a schema is too deep or too large."""
-    definitions = []
-    for tool in tools:
-        definition = read_object(describe(tool))
-        if definition is None:
-            raise InvalidRequest.at("tools", "the schema of a tool is nested too deeply, or too large")
-        parameters = definition["function"]["parameters"]
-        if isinstance(parameters, dict):
-            parameters.setdefault("type", "object")
-            parameters.setdefault("properties", {})  # templates rely on both
-        definitions.append(definition)
-    return definitions

@@ -32,13 +32,7 @@ from slipring.prompts.parsing.call_ids import has_call_ids, written_call_ids
 from slipring.prompts.parsing.output_format import NamedJsonCalls
 from slipring.prompts.rendering import Preface, Rendered, Renderer, empty
 from slipring.prompts.templates.appended_text import Addition, in_current_turn
-from slipring.prompts.templates.chat_messages import (
-    ChatMessage,
-    MessageBuilder,
-    PendingCalls,
-    head_messages,
-    template_tools,
-)
+from slipring.prompts.templates.chat_messages import ChatMessage, MessageBuilder, PendingCalls, head_messages
 from slipring.prompts.templates.jinja_engines import NO_VARIABLES, SupportsStrftime, Variables
 from slipring.prompts.templates.picture_marks import INLINE, PictureForm
 from slipring.prompts.templates.probed_template import ModelTemplate, ProbedTemplate
@@ -50,6 +44,7 @@ from slipring.prompts.templates.stand_ins import (
     with_earlier_calls,
 )
 from slipring.prompts.templates.template_draft import Draft
+from slipring.prompts.templates.template_values import template_tools
 from slipring.prompts.templates.unwritten_thoughts import Ranges, clipped, joined, ranges_of
 from slipring.prompts.tokenization.token_budget import BudgetedEncoder
 from slipring.prompts.tokenization.tokenizer import Vocabulary
