@@ -7,34 +7,45 @@ from rich.text import Text
 
 _GAP = 2
 
-Row = Sequence[Text]
-
 
 @dataclass(frozen=True, slots=True)
-class Column:
-    """A column of a table."""
+class Cell:
+    """A cell of a row, with the column that it is in."""
 
     title: str
     rank: int
-    """The highest is left out first."""
+    """Of the column: the highest is left out first."""
+    text: Text
     is_right: bool = False
     least: int = 0
-    """Cells to which it may be shortened before another column is left out. 0: it is not shortened."""
+    """Cells of the terminal to which the column may be shortened before another one is left out. 0: it is not
+    shortened."""
 
 
-def table(columns: Sequence[Column], rows: Sequence[Row], width: int) -> list[Text]:
+Row = Sequence[Cell]
+"""All rows of a table have the same columns; the last ones may be missing."""
+
+
+def right(title: str, rank: int, text: str, style: str = "") -> Cell:
+    """A cell of a column of figures."""
+    return Cell(title, rank, Text(text, style=style), is_right=True)
+
+
+def table(rows: Sequence[Row], width: int) -> list[Text]:
     """The heading and the rows as lines. Columns without any text in a row are left out."""
+    columns = max(rows, key=len)
+    texts = [[cell.text for cell in row] + [Text()] * (len(columns) - len(row)) for row in rows]
     wanted = {
-        place: max(len(column.title), *(row[place].cell_len for row in rows))
+        place: max(len(column.title), *(row[place].cell_len for row in texts))
         for place, column in enumerate(columns)
-        if any(row[place].plain for row in rows)
+        if any(row[place].plain for row in texts)
     }
     chosen = _chosen(columns, wanted, width)
     heading = [Text(column.title, style="bold dim") for column in columns]
-    return [_line(row, columns, chosen, width) for row in (heading, *rows)]
+    return [_line(row, columns, chosen, width) for row in (heading, *texts)]
 
 
-def _chosen(columns: Sequence[Column], wanted: dict[int, int], width: int) -> dict[int, int]:
+def _chosen(columns: Row, wanted: dict[int, int], width: int) -> dict[int, int]:
     """The places of the columns that fit, in order, with their widths."""
 
     def least(place: int) -> int:
@@ -52,7 +63,7 @@ def _chosen(columns: Sequence[Column], wanted: dict[int, int], width: int) -> di
     return {place: widths[place] for place in places}
 
 
-def _line(row: Row, columns: Sequence[Column], chosen: dict[int, int], width: int) -> Text:
+def _line(row: Sequence[Text], columns: Row, chosen: dict[int, int], width: int) -> Text:
     line = Text()
     for place, cells in chosen.items():
         if line.plain:

@@ -129,35 +129,32 @@ def _table(record: LoadRecord) -> Table:
     )
     has_idle = any(level.idle for level in record.levels)
     has_schedule = any(level.lag_ms is not None for level in record.levels)
-    for heading in (
-        *(
-            "connec-\ntions",
-            "open",
-            *(["idle"] if has_idle else []),
-            "turns/s",
-            f"first token ms\n{_RANKS}",
-            f"gap ms\n{_RANKS}",
-        ),
-        *([f"lag ms\n{_RANKS}", "pace"] if has_schedule else []),
-        *("server\ncores", "bench\ncores", "memory", "per con-\nnection", "still\nwaiting", "errors"),
-    ):
+    for heading in _row(record.levels[0], has_idle=has_idle, has_schedule=has_schedule):
         table.add_column(heading, justify="right")
     for level in record.levels:
-        table.add_row(
-            *(f"{level.connections:,}", f"{level.open_connections:,}"),
-            *([f"{level.open_idle:,}"] if has_idle else []),
-            f"{level.turns_per_s:,.1f}",
-            *(_ranks(level.first_token_ms), _ranks(level.gap_ms)),
-            *([_ranks(level.lag_ms), _share(level.pace)] if has_schedule else []),
-            f"{level.server_cores:.2f}" if level.server_cores is not None else "",
-            f"{level.client_cores:.2f}",
-            f"{level.resident_bytes / 1e6:,.0f} MB" if level.resident_bytes is not None else "",
-            f"{level.bytes_per_connection / 1e3:,.0f} kB" if level.bytes_per_connection is not None else "",
-            f"{level.waiting + level.stalled:,}",
-            f"{level.failed:,}",
-            style="red" if level.broken is not None else None,
-        )
+        row = _row(level, has_idle=has_idle, has_schedule=has_schedule)
+        table.add_row(*row.values(), style="red" if level.broken is not None else None)
     return table
+
+
+def _row(level: Level, *, has_idle: bool, has_schedule: bool) -> dict[str, str]:
+    """The cells of a level by their headings."""
+    cores, memory, each = level.server_cores, level.resident_bytes, level.bytes_per_connection
+    return {
+        "connec-\ntions": f"{level.connections:,}",
+        "open": f"{level.open_connections:,}",
+        **({"idle": f"{level.open_idle:,}"} if has_idle else {}),
+        "turns/s": f"{level.turns_per_s:,.1f}",
+        f"first token ms\n{_RANKS}": _ranks(level.first_token_ms),
+        f"gap ms\n{_RANKS}": _ranks(level.gap_ms),
+        **({f"lag ms\n{_RANKS}": _ranks(level.lag_ms), "pace": _share(level.pace)} if has_schedule else {}),
+        "server\ncores": f"{cores:.2f}" if cores is not None else "",
+        "bench\ncores": f"{level.client_cores:.2f}",
+        "memory": f"{memory / 1e6:,.0f} MB" if memory is not None else "",
+        "per con-\nnection": f"{each / 1e3:,.0f} kB" if each is not None else "",
+        "still\nwaiting": f"{level.waiting + level.stalled:,}",
+        "errors": f"{level.failed:,}",
+    }
 
 
 def _share(found: float | None) -> str:
