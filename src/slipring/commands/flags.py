@@ -12,11 +12,14 @@ def flag(default: Any, help: str, *, name: str = "", **argument: Any) -> Any:
     return dataclasses.field(default=default, metadata={"name": name, "argument": {"help": help, **argument}})
 
 
-def add_flags(parser: argparse.ArgumentParser, options: type[Any]) -> None:
-    """Add the flags of options to a parser, without defaults: a command may need to know which were given."""
+def add_flags(parser: argparse.ArgumentParser, options: type[Any], **defaults: float) -> None:
+    """Add the flags of options to a parser, without defaults: a command may need to know which were given.
+    ``defaults``: those of this command, which the help names."""
     for each in dataclasses.fields(options):
         if each.metadata:
             argument = dict(each.metadata["argument"])
+            if each.name in defaults:
+                argument["help"] = argument["help"].format(default=defaults[each.name])
             if argument.get("action") == "store_true":
                 argument["default"] = argparse.SUPPRESS
             parser.add_argument(_name(each), dest=each.name, **argument)

@@ -8,7 +8,7 @@ from slipring.commands.bench.measure.progress import BenchProgress
 from slipring.commands.bench.measure.run import Bench
 from slipring.commands.bench.options import BenchOptions
 from slipring.commands.bench.results import BenchRecord, Workload
-from slipring.commands.bench.subject.endpoint import Target
+from slipring.commands.bench.target import Target
 from slipring.commands.bench.workloads.plan import Plan, PlanStep, message
 
 TOOL = {

@@ -16,7 +16,7 @@ from slipring.commands.bench.measure.run import Bench
 from slipring.commands.bench.options import BenchOptions, Outputs, from_namespace
 from slipring.commands.bench.report.terminal import show
 from slipring.commands.bench.results import BenchRecord
-from slipring.commands.bench.subject.endpoint import Target
+from slipring.commands.bench.target import Target
 from slipring.commands.bench.workloads.catalogue import WORKLOADS, deep
 from slipring.commands.bench.workloads.plan import Plan
 from slipring.commands.bench.workloads.replay import read_recording

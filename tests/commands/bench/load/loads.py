@@ -7,7 +7,7 @@ from slipring.commands.bench.load.progress import LoadProgress
 from slipring.commands.bench.load.results import LoadRecord
 from slipring.commands.bench.load.run import Load
 from slipring.commands.bench.load.service_level import ServiceLevel
-from slipring.commands.bench.subject.endpoint import Target
+from slipring.commands.bench.target import Target
 
 EASY = ServiceLevel(first_token_ms=60_000, errors=0.0)
 

@@ -6,6 +6,7 @@ that the time of checking is not part of any measurement.
 
 import asyncio
 from collections.abc import Callable
+from copy import copy
 from typing import Any, NamedTuple
 
 from msgspec import Struct
@@ -251,7 +252,7 @@ class _Loop:
         digest, floor = known[index]
         if self._plan.head_of(step).instructions != self._plan.head_of(self._turns[index].step).instructions:
             return self._digest_after(index, self._instructions(step)), TokenFloor()
-        return digest.copy(), floor.copy()
+        return copy(digest), copy(floor)
 
     def _digest_after(self, index: int, instructions: str) -> Digest:
         """The digest of the context after a turn, with other instructions."""

@@ -5,17 +5,16 @@ and stops.
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from typing import NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
 from slipring.base.connection_failures import reason
 from slipring.commands import child_server
-from slipring.commands.bench.client.transports import Api
 from slipring.commands.bench.results import Endpoint
 from slipring.commands.bench.subject.processes import Meter
 from slipring.commands.bench.subject.proxy import delaying_proxy
 from slipring.commands.bench.subject.simulated_engine import default_engine, simulated_speed
+from slipring.commands.bench.target import Target
 from slipring.commands.failures import CommandFailed
 
 _STOP_TIMEOUT_S = 15.0
@@ -70,26 +69,6 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
         except TimeoutError:
             process.kill()
             await process.wait()
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """The endpoint to measure. Its repr does not show the key."""
-
-    url: str | None = None
-    """None: the bench starts a server."""
-    url_variable: str | None = None
-    """The variable that names ``url``, if no flag does."""
-    key: str = field(default="", repr=False)
-    model: str | None = None
-    engine: str | None = None
-    """Engine of the server that the bench starts; None: the simulated one."""
-    tokens_per_s: float = 1000.0
-    serve_flags: tuple[str, ...] = ()
-    server_pid: int | None = None
-    timeout_s: float = 300.0
-    max_output_tokens: int | None = None
-    api: Api = "responses"
 
 
 @asynccontextmanager
