@@ -33,7 +33,7 @@ from slipring.engines.tokens import session_server, token_server
 from slipring.engines.tokens.model_files import MODEL_COMMAND
 from slipring.engines.tokens.template_choice import NAMES
 from slipring.engines.vllm.engine import VllmOptions
-from slipring.prompts import full_renders
+from slipring.prompts import fallback_reasons
 from slipring.protocol.turn_report import Mark, StageName, TurnReport
 from slipring.safety.sources.catalog import open_source
 from slipring.safety.sources.guard import GuardSettings
@@ -354,11 +354,11 @@ def test_the_page_on_timing_names_every_stage_and_field() -> None:
         assert f"`{name}`" in page or f'"{name}"' in page, name
 
 
-def test_reasons_for_full_renders_and_formats_are_documented() -> None:
+def test_reasons_for_fallback_reasons_and_formats_are_documented() -> None:
     page = (ROOT / "docs" / "dialects.md").read_text(encoding="utf-8")
-    texts = [value for name, value in vars(full_renders).items() if name.isupper()]
+    texts = [value for name, value in vars(fallback_reasons).items() if name.isupper()]
     reasons = [text for text in texts if isinstance(text, str)]
-    assert full_renders.DROPS_THOUGHTS in reasons
+    assert fallback_reasons.DROPS_THOUGHTS in reasons
     for reason in reasons:
         assert f"| {reason} |" in page
     for name in NAMES:

@@ -13,7 +13,7 @@ from msgspec import Raw
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import Carry, ResponseState
 from slipring.core.generation import Job, Settings
-from slipring.prompts.full_renders import HEAD_CHANGED
+from slipring.prompts.fallback_reasons import HEAD_CHANGED
 from slipring.prompts.rendering import Body, Preface, Rendered, empty
 from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.prompts.tokenization.token_budget import TokenBudget

@@ -19,7 +19,7 @@ from msgspec import Struct
 from slipring.core.chain.head import Head
 from slipring.core.generation import ANY_ID, Job, Settings
 from slipring.prompts.chain_choices import ChainChoice
-from slipring.prompts.full_renders import CANNOT_SEE, OTHER_WRITER, CannotAppend
+from slipring.prompts.fallback_reasons import CANNOT_SEE, OTHER_WRITER, CannotAppend
 from slipring.prompts.parsing.output_format import OutputFormat
 from slipring.prompts.tokenization.token_budget import UNLIMITED, BudgetedEncoder, TokenBudget
 from slipring.prompts.tokenization.tokenizer import Vocabulary

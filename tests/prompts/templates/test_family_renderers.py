@@ -5,7 +5,7 @@ from msgspec import structs
 
 from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Job
-from slipring.prompts.full_renders import DROPS_THOUGHTS, EFFORT_CHANGED, MOVES_EARLIER, REWRITES_EARLIER
+from slipring.prompts.fallback_reasons import DROPS_THOUGHTS, EFFORT_CHANGED, MOVES_EARLIER, REWRITES_EARLIER
 from slipring.prompts.rendering import Rendered, Rendering
 from slipring.prompts.templates.template_renderer import Tail, TemplateRenderer
 from slipring.protocol.items import Item

@@ -13,7 +13,7 @@ from slipring.core.chain.head import Head
 from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Job
 from slipring.core.token_estimates import estimated_picture_tokens
-from slipring.prompts.full_renders import REWRITES_EARLIER
+from slipring.prompts.fallback_reasons import REWRITES_EARLIER
 from slipring.prompts.rendering import Rendered, picture_id
 from slipring.prompts.rendering_codec import RenderingCodec
 from slipring.prompts.templates.chat_messages import ChatMessage

@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 
 from slipring.core.generation import Job
-from slipring.prompts.full_renders import ASKED_TO_DROP, CONTEXT_CHANGED
+from slipring.prompts.fallback_reasons import ASKED_TO_DROP, CONTEXT_CHANGED
 from slipring.prompts.rendering import Rendering
 from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.prompts.templates.unwritten_thoughts import clipped, joined, ranges_of

@@ -13,7 +13,7 @@ from slipring.base.errors import InvalidRequest
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Job, Settings
-from slipring.prompts.full_renders import (
+from slipring.prompts.fallback_reasons import (
     CONTINUES_ASSISTANT,
     DROPS_THOUGHTS,
     EFFORT_CHANGED,

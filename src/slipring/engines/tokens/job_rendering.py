@@ -8,8 +8,8 @@ from slipring.base.errors import ContextLengthExceeded
 from slipring.core.generation import Accepted, Job, Prefill
 from slipring.engines.tokens.tokenizer_threads import TokenizerThreads
 from slipring.prompts import foreseen_context, truncation
+from slipring.prompts.fallback_reasons import CannotAppend
 from slipring.prompts.foreseen_context import Foreseen
-from slipring.prompts.full_renders import CannotAppend
 from slipring.prompts.rendering import Rendered, Renderer, Rendering
 from slipring.prompts.tokenization.token_budget import TokenBudget, TooManyTokens
 from slipring.protocol.pictures.item_pictures import image_parts, pictures, plain_url

@@ -37,8 +37,10 @@ class AnswerParser(ABC):
         """Parse the next piece of text."""
         for at in range(0, len(text), PIECE):
             self._pending += text[at : at + PIECE]
-            self._run()
-        return self._take_deltas()
+            while self._step():
+                pass
+        deltas, self._deltas = self._deltas, []
+        return deltas
 
     def finish(self, *, cut_off: bool = False) -> list[Delta]:
         """End the answer: emit what is held back, as text if it is not a complete call. ``cut_off``: a limit
@@ -76,8 +78,9 @@ class MessageParser(AnswerParser):
     def _add(self, deltas: list[Delta]) -> None:
         """Add deltas; before the first of a message that follows one of its kind, an empty line."""
         for delta in deltas:
-            if isinstance(delta, Text | Thought) and self._is_empty and self._last_kind is type(delta):
+            kind = type(delta)
+            if self._is_empty and self._last_kind is kind and isinstance(delta, Text | Thought):
                 delta = type(delta)(f"\n\n{delta.text}")
             self._is_empty = False
-            self._last_kind = type(delta)
+            self._last_kind = kind
             self._deltas.append(delta)

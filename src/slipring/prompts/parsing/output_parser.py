@@ -181,7 +181,8 @@ class MarkedAnswerParser(AnswerParser):
         while True:
             if self._queue:
                 self._pending += self._queue.popleft()
-            super()._run()
+            while self._step():
+                pass
             if not self._queue:
                 return
 

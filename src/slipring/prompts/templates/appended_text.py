@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from msgspec import Struct, structs
 
 from slipring.prompts.chain_choices import LOOP_THOUGHTS
-from slipring.prompts.full_renders import (
+from slipring.prompts.fallback_reasons import (
     ASKED_TO_DROP,
     DROPS_THOUGHTS,
     EFFORT_CHANGED,

@@ -9,7 +9,7 @@ from msgspec import Struct, structs
 from slipring.base.errors import InvalidRequest
 from slipring.core.token_estimates import estimated_picture_tokens
 from slipring.prompts.chain_choices import EMPTY_THOUGHTS, WHITE_SPACE, ChainChoice
-from slipring.prompts.full_renders import NO_BOUNDARY, REWRITES_EARLIER, CannotAppend
+from slipring.prompts.fallback_reasons import NO_BOUNDARY, REWRITES_EARLIER, CannotAppend
 from slipring.prompts.parsing.output_format import OutputFormat
 from slipring.prompts.rendering import PlacedPicture, picture_id
 from slipring.prompts.templates.chat_messages import ChatMessage, MessageFields

@@ -16,7 +16,7 @@ from msgspec import UNSET, Struct, UnsetType, structs
 from slipring.base.errors import InvalidRequest
 from slipring.core.chain.head import Head
 from slipring.core.generation import Job, Settings
-from slipring.prompts.full_renders import (
+from slipring.prompts.fallback_reasons import (
     CONTEXT_CHANGED,
     CONTINUES_ASSISTANT,
     EFFORT_CHANGED,
