@@ -47,6 +47,7 @@ from slipring.stores.store import default_file, open_store
 State = Literal["ok", "warn", "fail"]
 _SESSIONS = "sessions are "
 """How a line about them begins, as in the log of an engine."""
+_SMALLER = "choose a smaller quantization, as ORG/REPO:QUANTIZATION"
 _LITTLE_MEMORY = 1 << 30
 _LITTLE_DISK = 1 << 30
 _ENGINE_START_S = 120.0
@@ -70,22 +71,26 @@ class Finding(Struct, frozen=True):
 Check = Callable[[Config], Sequence[Finding]]
 
 
+def _checked(name: str, what: str, *, is_ok: bool, remedy: str) -> Finding:
+    """A warning with its remedy, or the same without one."""
+    return Finding(name, "ok", what) if is_ok else Finding(name, "warn", what, remedy)
+
+
 def check_machine(config: Config) -> list[Finding]:
     memory = available_memory()
     known = f", {gigabytes(memory)} of memory available" if memory is not None else ""
     what = f"Python {platform.python_version()}, {platform.machine()}, {os.cpu_count()} cores{known}"
-    if memory is not None and memory < _LITTLE_MEMORY:
-        return [Finding("machine", "warn", what, "a server needs about 0.2 GB, an embedded model more")]
-    return [Finding("machine", "ok", what)]
+    is_ok = memory is None or memory >= _LITTLE_MEMORY
+    remedy = "a server needs about 0.2 GB, an embedded model more"
+    return [_checked("machine", what, is_ok=is_ok, remedy=remedy)]
 
 
 def check_open_files(config: Config) -> list[Finding]:
     wanted = config.limits.max_connections
     room = room_for_connections(raise_limit(), wanted)
     what = f"room for {room} connections, of {wanted} that the settings allow"
-    if is_reduced(room, wanted):
-        return [Finding("open files", "warn", what, "raise the hard limit (ulimit -Hn, LimitNOFILE=)")]
-    return [Finding("open files", "ok", what)]
+    remedy = "raise the hard limit (ulimit -Hn, LimitNOFILE=)"
+    return [_checked("open files", what, is_ok=not is_reduced(room, wanted), remedy=remedy)]
 
 
 def check_store(config: Config) -> list[Finding]:
@@ -116,9 +121,8 @@ async def _try_store(config: Config) -> list[Finding]:
     file = Path(config.store.partition(":")[2] or default_file())
     free = shutil.disk_usage(file.parent).free
     what = f"{file}, {gigabytes(free)} free on its disk"
-    if free < _LITTLE_DISK:
-        return [Finding("store", "warn", what, "free some, or set store_bytes and retention_days")]
-    return [Finding("store", "ok", what)]
+    remedy = "free some, or set store_bytes and retention_days"
+    return [_checked("store", what, is_ok=free >= _LITTLE_DISK, remedy=remedy)]
 
 
 def check_addresses(config: Config) -> list[Finding]:
@@ -216,11 +220,9 @@ def _fetched(label: str, fetch: Fetch, room: int) -> Iterator[Finding]:
     memory = available_memory()
     if fetch.needed_memory and memory is not None:
         needed = f"needs {gigabytes(fetch.needed_memory)} of memory, {gigabytes(memory)} are available"
-        is_enough = fetch.needed_memory <= memory
-        remedy = "" if is_enough else "choose a smaller quantization, as ORG/REPO:QUANTIZATION"
-        yield Finding(label, "ok" if is_enough else "warn", needed, remedy)
+        yield _checked(label, needed, is_ok=fetch.needed_memory <= memory, remedy=_SMALLER)
     if fetch.blind:
-        yield Finding(label, "warn", fetch.blind, "choose a smaller quantization, as ORG/REPO:QUANTIZATION")
+        yield Finding(label, "warn", fetch.blind, _SMALLER)
 
 
 async def _try_engine(label: str, name: str) -> list[Finding]:

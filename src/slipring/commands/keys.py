@@ -26,6 +26,11 @@ from slipring.stores.keys import Key, Token
 from slipring.stores.store import Store, open_store
 
 NOT_REVOKED = 1
+_QUOTAS = {
+    "requests-per-minute": "turns in a minute",
+    "tokens-per-day": "tokens in a day, input and output",
+    "images-per-minute": "images that models are shown in a minute",
+}
 _COLUMNS = (
     "ID",
     "TENANT",
@@ -77,21 +82,8 @@ def _add_create_flags(create: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="model that the key may use (repeatable; default: all models)",
     )
-    create.add_argument(
-        "--requests-per-minute", type=_quota, metavar="N", help="maximum number of turns in a minute"
-    )
-    create.add_argument(
-        "--tokens-per-day",
-        type=_quota,
-        metavar="N",
-        help="maximum number of tokens in a day, input and output",
-    )
-    create.add_argument(
-        "--images-per-minute",
-        type=_quota,
-        metavar="N",
-        help="maximum number of images that models are shown in a minute",
-    )
+    for quota, what in _QUOTAS.items():
+        create.add_argument(f"--{quota}", type=_quota, metavar="N", help=f"maximum number of {what}")
     servers = create.add_mutually_exclusive_group()
     servers.add_argument("--no-mcp", action="store_true", help="the key may use no MCP server at all")
     servers.add_argument(

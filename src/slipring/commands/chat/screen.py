@@ -5,8 +5,9 @@ error.
 import io
 import os
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Literal, Protocol, TextIO
+from typing import Literal, TextIO
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
@@ -19,7 +20,22 @@ _UNDECIDED = re.compile(r"(?:^|\n)[ \t]*(?:[-=*_#`~>|+]+|\d+[.)]?)[ \t]*$")
 """An unfinished last line that holds nothing but marks: the next characters decide what they mean."""
 
 
-class MarkdownFormat:
+class Format(ABC):
+    """Renders text that may still grow to lines that are at most ``width`` columns wide."""
+
+    gap = False
+    """Whether an empty line separates a finished part from the next one."""
+
+    @abstractmethod
+    def split(self, text: str) -> int:
+        """Return the index before which ``text`` is final, whatever is appended: it is rendered only once."""
+
+    @abstractmethod
+    def lines(self, text: str, width: int, *, is_final: bool) -> list[str]:
+        """Render; without ``is_final``, a last line whose meaning is still open may be left out."""
+
+
+class MarkdownFormat(Format):
     """Renders CommonMark with tables. HTML is shown as text, and line breaks are kept."""
 
     gap = True
@@ -56,10 +72,8 @@ class MarkdownFormat:
         return blocks[:-1]
 
 
-class TextFormat:
+class TextFormat(Format):
     """Wraps plain text between words, in one style."""
-
-    gap = False
 
     def __init__(self, console: Console, style: str) -> None:
         self._console = console
@@ -108,21 +122,6 @@ _FALLBACK_SIZE = os.terminal_size((80, 24))
 _CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 """Terminals execute these characters; the text of a model must not control the terminal."""
 _Kind = Literal["answer", "reasoning", "note", "error"]
-
-
-class Format(Protocol):
-    """Renders text that may still grow to lines that are at most ``width`` columns wide."""
-
-    gap: bool
-    """Whether an empty line separates a finished part from the next one."""
-
-    def split(self, text: str) -> int:
-        """Return the index before which ``text`` is final, whatever is appended: it is rendered only once."""
-        ...
-
-    def lines(self, text: str, width: int, *, is_final: bool) -> list[str]:
-        """Render; without ``is_final``, a last line whose meaning is still open may be left out."""
-        ...
 
 
 class Region:
@@ -199,12 +198,6 @@ def _terminal_size(stream: TextIO) -> tuple[int, int]:
     return size.columns or _FALLBACK_SIZE.columns, size.lines or _FALLBACK_SIZE.lines
 
 
-class _Writer(Protocol):
-    def append(self, text: str) -> None: ...
-    def refresh(self) -> None: ...
-    def end(self) -> None: ...
-
-
 class _PlainWriter:
     """Writes text unchanged, as soon as it is appended."""
 
@@ -235,7 +228,7 @@ class Screen:
         self._has_style = not environ.get("NO_COLOR")
         self._can_redraw = environ.get("TERM", "") not in ("", "dumb")
         self._kind: _Kind | None = None
-        self._writer: _Writer | None = None
+        self._writer: Region | _PlainWriter | None = None
 
     def answer(self, text: str) -> None:
         """Append text to the answer."""
@@ -278,7 +271,7 @@ class Screen:
             self._kind, self._writer = kind, self._open(kind, stream)
         self._writer.append(text.translate(_CONTROLS) if stream.isatty() else text)
 
-    def _open(self, kind: _Kind, stream: TextIO) -> _Writer:
+    def _open(self, kind: _Kind, stream: TextIO) -> "Region | _PlainWriter":
         if not (stream.isatty() and self._can_redraw):
             return _PlainWriter(stream)
         console = terminal_console(has_style=self._has_style)
