@@ -58,7 +58,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("", "base", "config.settings", "engines.hub", "server", "commands.config", "commands.doctor"),
         "commands.client_environment",
     ),
-    "commands.top": ("base", "protocol.turn_report", "observation", "commands.failures", "commands.top"),
+    "commands.top": (
+        *("base", "protocol.turn_report", "observation", "commands.client_environment"),
+        *("commands.failures", "commands.top"),
+    ),
     "__main__": ("", "base.standard_streams", "commands.cli"),
     "__init__": (),
 }

@@ -1,8 +1,9 @@
-"""What the clients among the commands read from the environment: the server's URL and the API key."""
+"""What the clients among the commands are told about a server: its URL and the API key."""
 
 import argparse
 import re
 from collections.abc import Mapping
+from urllib.parse import urlsplit
 
 from slipring.commands.failures import UsageError
 
@@ -11,6 +12,15 @@ DEFAULT_URL = "http://127.0.0.1:8000/v1"
 URL_VARIABLE = "OPENAI_BASE_URL"
 KEY_VARIABLE = "OPENAI_API_KEY"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def is_web_url(text: str) -> bool:
+    """Whether a text is a URL of a web server, as a client can use it."""
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 def named_url(environ: Mapping[str, str]) -> str | None:

@@ -13,7 +13,14 @@ from urllib.parse import urlsplit
 from slipring.commands import flags
 from slipring.commands.bench.client.transports import Api
 from slipring.commands.bench.subject.simulated_engine import BadEngine, simulated_speed
-from slipring.commands.client_environment import KEY_VARIABLE, URL_VARIABLE, api_key, named_url, variable_name
+from slipring.commands.client_environment import (
+    KEY_VARIABLE,
+    URL_VARIABLE,
+    api_key,
+    is_web_url,
+    named_url,
+    variable_name,
+)
 from slipring.commands.failures import UsageError
 from slipring.commands.flags import flag, number, text, whole
 
@@ -149,14 +156,9 @@ def _key(variable: str | None, environ: Mapping[str, str]) -> str:
 def _check_url(source: str, url: str) -> None:
     """Raise ``UsageError`` for an invalid URL. The message repeats no part that may be a secret. ``source``:
     the flag or variable that it is from."""
-    try:
-        parts = urlsplit(url)
-        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        is_url = False
     if "@" in url:
         raise UsageError(f"{source}: user names and passwords are not supported: see --api-key-env")
-    if not is_url:
+    if not is_web_url(url):
         raise UsageError(f"{source} {url}: not a URL like http://host/v1")
-    if parts.query or parts.fragment:
+    if urlsplit(url).query or urlsplit(url).fragment:
         raise UsageError(f"{source}: query and fragment are not supported: give a URL like http://host/v1")

@@ -26,6 +26,7 @@ from slipring.commands.client_environment import (
     KEY_VARIABLE,
     URL_VARIABLE,
     api_key,
+    is_web_url,
     named_url,
     variable_name,
 )
@@ -44,7 +45,7 @@ class KeyRefused(CommandFailed):
 
 def describe(url: str, key: str) -> dict[str, Any]:
     """The models of a server, with what Codex wants to know about them. Raises ``CommandFailed``."""
-    if not _is_url(url):
+    if not is_web_url(url):
         raise CommandFailed(f"cannot use {url}: not a valid http:// or https:// URL")
     opener = build_opener(ProxyHandler({})) if urlsplit(url).hostname in _LOOPBACK else build_opener()
     try:
@@ -67,14 +68,6 @@ def describe(url: str, key: str) -> dict[str, Any]:
     if not isinstance(described, dict) or not described.get("data"):
         raise CommandFailed(f"{url} offers no model")
     return described
-
-
-def _is_url(text: str) -> bool:
-    try:
-        parts = urlsplit(text)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        return False
 
 
 @contextmanager

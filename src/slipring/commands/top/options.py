@@ -4,8 +4,8 @@ import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
-from urllib.parse import urlsplit
 
+from slipring.commands.client_environment import is_web_url
 from slipring.commands.failures import UsageError
 
 KEY_VARIABLE = "SLIPRING_ADMIN_KEY"
@@ -69,11 +69,6 @@ def _base_url(text: str) -> str:
     url = text.strip().rstrip("/")
     if "://" not in url:
         url = f"http://{url}"
-    try:
-        parts = urlsplit(url)
-        is_usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        is_usable = False
-    if not is_usable or not url.isprintable() or parts.query or parts.fragment:
+    if not is_web_url(url) or not url.isprintable() or "?" in url or "#" in url:
         raise UsageError("--url: must be http://HOST:PORT or https://HOST:PORT")
     return url
