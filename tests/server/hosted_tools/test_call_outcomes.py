@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from slipring.core.attachment_rules import AttachmentRules
+from slipring.core.checks.policies import Check, Policy
 from slipring.core.generation import Capabilities
 from slipring.core.limits import Limits
 from slipring.mcp import Redaction, ToolResult
@@ -155,7 +156,7 @@ def test_a_model_that_sees_gets_the_images_of_a_result_after_its_text():
     for rules in (
         None,
         AttachmentRules(Capabilities(), Limits()),
-        AttachmentRules(Capabilities(images=True), Limits(), "guard"),
+        AttachmentRules(Capabilities(images=True), Limits(), Policy((Check("guard", on_images="closed"),))),
     ):
         blind = outcome_of(result, NOTHING, 1000, rules)
         assert (blind.output, blind.pictures) == ("a\n[image: image/png, not shown]\nb", ())

@@ -75,6 +75,11 @@ class Carry(Struct, frozen=True):
     attached: tuple[str, ...] = ()
     """What the context has beside texts, as ``attachments`` says, in order."""
 
+    @property
+    def has_attachments(self) -> bool:
+        """Whether the context has images or files."""
+        return bool(self.pictures or self.attached)
+
 
 class Position(Protocol):
     """An engine's own state of a context, from which it continues. Opaque to the core."""

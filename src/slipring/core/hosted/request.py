@@ -8,6 +8,7 @@ from msgspec import UNSET, Raw, UnsetType, structs
 from slipring.base.errors import InvalidRequest, quoted
 from slipring.core.chain import hosted_items_in_context
 from slipring.core.chain.head import Head
+from slipring.core.chain.hosted_items_in_context import HOSTED
 from slipring.core.chain.sealed_items import Seal
 from slipring.core.chain.state import Approval, Carry
 from slipring.core.generation import Hosting, Model, UpstreamTools
@@ -122,8 +123,11 @@ class HostedRequest:
         self.input = items
         if self.is_upstream:
             return
-        if not before.approvals and approvals.KINDS.isdisjoint([item.type for item in items]):
-            self._input, self.input = items, hosted_items_in_context.opened(items)
+        types = {item.type for item in items}
+        if not before.approvals and approvals.KINDS.isdisjoint(types):
+            self._input = items
+            if not HOSTED.isdisjoint(types) or any(item.opened is not None for item in items):
+                self.input = hosted_items_in_context.opened(items)
             return
         answers = approvals.read(before, items)
         self.approved, self._input = answers.approved, answers.items

@@ -210,10 +210,10 @@ def _new_state(
 
 def _opened(turn: Turn, items: list[Item]) -> tuple[Item, ...]:
     """Output items, of which those of hosted tools stand for what the model has seen of them."""
-    if turn.hosted.is_upstream:
-        return tuple(items)
     hosted = turn.output.hosted
-    return hosted_items_in_context.opened(items, hosted.approved_results if hosted is not None else None)
+    if hosted is None:
+        return tuple(items)
+    return hosted_items_in_context.opened(items, hosted.approved_results)
 
 
 def remember(turn: Turn, state: ResponseState, now: float) -> None:
