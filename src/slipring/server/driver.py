@@ -503,7 +503,8 @@ class Driver:
         self._require_allowed(job)
         await self._admit_images(work)
         engine = self.service.catalog.engine_of(job.model)
-        await self.service.prefills.end_for(job)
+        if self.service.prefills.tasks:
+            await self.service.prefills.end_for(job)
         emit = self._emitter(work)
         if job.settings.stop:
             emit = stop_sequences.watched(job, emit)

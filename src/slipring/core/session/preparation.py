@@ -21,6 +21,7 @@ from slipring.core.chain import (
     sealed_items,
 )
 from slipring.core.chain.head import Head
+from slipring.core.chain.hosted_items_in_context import HOSTED
 from slipring.core.chain.input_items import OpenCarry
 from slipring.core.chain.state import Carry, ResponseState
 from slipring.core.chain.state_cache import ConnectionCache
@@ -46,6 +47,7 @@ from slipring.core.turn.turn_checks import TurnChecks
 from slipring.core.turn.turn_values import UNPLANNED, Bound, Draft, Inserted, Planned, Prepared
 from slipring.protocol.definitions import Definitions
 from slipring.protocol.endpoints.translated_messages import NOTHING_KNOWN
+from slipring.protocol.hosted.tool_types import CLIENT_TYPES
 from slipring.protocol.items import Item, may_have_images
 from slipring.protocol.requests import TEXT, CreateRequest
 from slipring.protocol.responses import ConversationEcho, Response
@@ -176,18 +178,20 @@ def prepare(turn: Turn, shared: SessionState) -> tuple[Prepared, Planned]:
     if generates and parent is None:
         require_something(request, items)
     definitions = new_definitions(shared.limits, shared.ports.ignored_tools)
-    carry, calls = _read_input(turn, items, definitions, complete=generates and not alone)
+    items, carry, calls = _read_input(turn, model, items, definitions, complete=generates and not alone)
     settings = read_settings(request, carry, model, definitions, detached=asked.detached)
     policy = checks.policy if checks is not None else NO_POLICY
     rules = AttachmentRules(model.capabilities, shared.limits, policy)
     if carry.has_attachments:
-        rules.refuse_unseen(hosted.input)
+        rules.refuse_unseen(items)
         rules.refuse_context(carry)
-    hosted.accept_unanswered_tools(definitions, model)
+    if model.is_upstream:  # its server answers such tools, or makes calls of them that the client answers
+        ignored = shared.ports.ignored_tools | CLIENT_TYPES
+        definitions.ignored_tools = None if model.runs_hosted_tools else ignored
     passes_on = hosted.upstream_tools is not None
     choice = (ToolChoice.passed_on if passes_on else ToolChoice.read)(request.tool_choice)
     brought = definitions.copy() if hosted.awaited else definitions
-    draft = Draft(response_id, model, settings, choice, compaction, brought, rules)
+    draft = Draft(response_id, model, items, settings, choice, compaction, brought, rules)
     open_carry = OpenCarry(carry)
     planned = UNPLANNED
     if hosted.awaited:
@@ -227,18 +231,24 @@ def _policy(turn: Turn, shared: SessionState, model: Model) -> Policy:
 
 
 def _read_input(
-    turn: Turn, items: tuple[Item, ...], definitions: Definitions, *, complete: bool
-) -> tuple[Carry, HostedCalls | None]:
-    """Read the input, and offer the hosted tools of the request. Returns the carry of the context with the
-    input, and the hosted calls of the response if it may make any. ``complete``: one will be generated."""
+    turn: Turn, model: Model, items: tuple[Item, ...], definitions: Definitions, *, complete: bool
+) -> tuple[tuple[Item, ...], Carry, HostedCalls | None]:
+    """Read the input, and offer the hosted tools of the request. Returns the input as the model reads it, the
+    carry of the context with it, and the hosted calls of the response if it may make any. ``complete``: one
+    will be generated."""
     request, hosted, before = turn.asked.request, turn.hosted, input_items.carried(turn.bound.parent)
-    hosted.read_input(before, items, complete=complete)
+    read = items
+    are_hosted = before.approvals or any(item.opened is not None or item.type in HOSTED for item in items)
+    if are_hosted and not model.runs_hosted_tools:
+        read = hosted.read_input(before, items, complete=complete)
     carry = input_items.join(before, items, complete=complete, definitions=definitions)
     if complete and carry.approvals:
         carry = hosted_items_in_context.denied(carry)
-    if (offered := hosted.offer(request, carry)) is None:
-        return carry, None
-    return carry, HostedCalls(offered.tools, request.max_tool_calls, frozenset(request.include or ()))
+    offers = hosted.servers or hosted.builtins or hosted.approved
+    if not offers or (offered := hosted.offer(request, carry)) is None:
+        return read, carry, None
+    calls = HostedCalls(offered.tools, request.max_tool_calls, frozenset(request.include or ()))
+    return read, carry, calls
 
 
 def _new_response(turn: Turn, draft: Draft, head: Head, now: float) -> Response:
@@ -303,7 +313,7 @@ def _plan(
         model=draft.model,
         head=head,
         parent=continued,
-        input=turn.new_input(),
+        input=turn.new_input(draft.input),
         offer=draft.choice.offer(merged(head.tools.callables, carry.tools)),
         settings=draft.settings,
         generate=not request.warms_up,
@@ -331,7 +341,7 @@ def _continued(turn: Turn, draft: Draft, shared: SessionState) -> ResponseState 
     """
     # What approved calls return will be part of the context, and is not known yet. Another Responses server
     # keeps reasoning that no item contains, so its contexts are never known by their items.
-    bound, request, model, items = turn.bound, turn.asked.request, draft.model, turn.hosted.input
+    bound, request, model, items = turn.bound, turn.asked.request, draft.model, draft.input
     is_known = not turn.hosted.approved and not model.is_upstream
     if bound.parent is not None:
         if is_known:

@@ -123,13 +123,13 @@ class TurnProgram:
 
     async def _resolve_tools(self) -> None:
         """Look up the hosted tools of the request, unless the turn before it has."""
-        turn, hosted = self.turn, self.turn.hosted
-        if hosted.is_read:
+        turn, hosted, request = self.turn, self.turn.hosted, self.turn.asked.request
+        known, model = turn.bound.known_head, self._shared.models.find(request.model)
+        are_clients = known is not None and known.tools.are_clients and known.has_tools_of(request)
+        if are_clients or hosted.is_read:
             return
-        request = turn.asked.request
-        model = self._shared.models.find(request.model)
-        hosted.read_servers(request, model.hosted_tools, turn.bound.known_head)
-        if hosted.must_resolve:
+        hosted.read_servers(request, model.hosted_tools)
+        if hosted.servers or hosted.builtins:
             found = await ResolveTools(turn, hosted.servers, frozenset(tool.kind for tool in hosted.builtins))
             hosted.resolve(found.servers, found.answers)
 

@@ -88,7 +88,7 @@ def _diagnostics(turn: Turn, finished: Finished) -> CacheDiagnostics | UnsetType
         head=turn.head,
         settings=prepared.draft.settings,
         parent=turn.bound.parent,
-        input=turn.hosted.input,
+        input=turn.input,
     )
     processed = cache_diagnostics.Processed(
         accepted=turn.progress.accepted or Accepted(),
@@ -184,8 +184,10 @@ def _new_state(
     parent = turn.bound.parent if compaction is None or not compaction.is_done else None
     # Without the appends that were held and have just been returned.
     latest = tuple(items[output.since :])
-    carry = turn.hosted.carry_on(input_items.after_output(prepared.carry.settled, latest, cut_off=cut_off))
-    if (accepted := turn.progress.accepted) is not None and accepted.pictures is not None:
+    carry = input_items.after_output(prepared.carry.settled, latest, cut_off=cut_off)
+    if prepared.draft.model.runs_hosted_tools:
+        carry = carry.without_hosted_items
+    if carry.pictures and (accepted := turn.progress.accepted) is not None and accepted.pictures is not None:
         carry = input_items.with_pictures_read(carry, accepted.pictures, latest)
     prepared.carry.replace(carry, len(output.finished))
     state = ResponseState(

@@ -110,7 +110,7 @@ class Turn:
     def input(self) -> tuple[Item, ...]:
         """The items that the request adds to its context: as its model reads them, once it is valid."""
         if self.prepared is not None:
-            return self.hosted.input
+            return self.prepared.draft.input if self.hosted.input is None else self.hosted.input
         return self.bound.input or self.asked.request.read
 
     @property
@@ -153,10 +153,11 @@ class Turn:
 
     # Before the engine starts.
 
-    def new_input(self) -> tuple[Item, ...]:
-        """The input of the first job: what its parent left unread, and the request's items."""
+    def new_input(self, items: tuple[Item, ...]) -> tuple[Item, ...]:
+        """The input of the first job: what its parent left unread, and the request's items, as the model
+        reads them."""
         left = self.bound.parent.unread if self.bound.parent is not None else ()
-        return (*left, *in_context(self.hosted.input[self.recognition.items :]))
+        return (*left, *in_context(items[self.recognition.items :]))
 
     @property
     def is_listing(self) -> bool:

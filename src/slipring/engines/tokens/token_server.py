@@ -26,6 +26,7 @@ from slipring.core.generation import (
 )
 from slipring.engines.base import Level
 from slipring.engines.constraints.answer_constraint import Constraint
+from slipring.engines.constraints.answer_form import may_be_constrained
 from slipring.engines.constraints.server_support import TRIED_TOKENS, ServerConstraints
 from slipring.engines.options import option, read_address, read_pairs
 from slipring.engines.remote.admission_and_retries import Admission, Retryable, Ticket
@@ -268,7 +269,9 @@ class TokenServer(RemoteEngine):
         self._admission.require_admission(job.tenant, need=self._need(job, 0))
         rendering = await render(job, self.renderer, self.served.context - self.spared, self.tokenizing)
         sent = rendering.prompt if job.generate else rendering.context
-        constraint = await self._constraints.of(job, rendering, self.renderer, self.compiler)
+        constraint: Constraint | None = None
+        if job.generate and may_be_constrained(job):
+            constraint = await self._constraints.of(job, rendering, self.renderer, self.compiler)
         limit = self._limit(job, sent)
         need = self._need(job, sent.total + min(limit, _EXPECTED_TOKENS))
         with self._admission.admission(job.tenant, need=need) as ticket:

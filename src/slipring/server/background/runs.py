@@ -213,7 +213,9 @@ class LiveRun(Sink):
             # It has ended already: its end is written with the response that ends it.
             first, self._unwritten = first[:1], first[1:]
         parent_id = turn.bound.parent.id if turn.bound.parent is not None else None
-        self._beginning = Beginning(parent_id, turn.head, turn.input, turn.hosted.is_upstream)
+        assert turn.prepared is not None
+        is_upstream = turn.prepared.draft.model.runs_hosted_tools
+        self._beginning = Beginning(parent_id, turn.head, turn.input, is_upstream)
         beginning = self._take_beginning()
         lease = await self._store.runs.open(
             self.driver.session.tenant,

@@ -127,7 +127,7 @@ def calls_ended(turn: Turn, waits_until: float, *, may_wait: bool) -> list[Event
     results = calls.take_results()
     if turn.hosted.approved:
         turn.hosted.take_results(calls.approved_results, input_items.carried(turn.bound.parent))
-        steps.replace_input(turn.new_input())
+        steps.replace_input(turn.new_input(turn.input))
     else:
         steps.add(results)
     if turn.planned.rollout is None or steps.is_last:
