@@ -541,15 +541,15 @@ class Driver:
         """Deliver events of a turn with checks or hosted tools, and begin the inspections and calls that are
         due. Returns an awaitable while too much waits for the checks, or for the client."""
         send(events)
-        if turn.checks is not None and (turn.checks.has_due or turn.checks.is_full):
+        if turn.checks is not None and (turn.checks.gate.has_due or turn.checks.gate.is_full):
             self.run(self.session.turns.due(turn))
-            if turn.checks.is_full:
+            if turn.checks.gate.is_full:
                 return self._deliver_inspected(turn)
         return self._begin_calls(turn)
 
     async def _deliver_inspected(self, turn: Turn) -> None:
         """The rest of ``_deliver_watched``, as soon as less waits for the checks."""
-        while turn.checks is not None and turn.checks.is_full and (tasks := self._inspecting(turn)):
+        while turn.checks is not None and turn.checks.gate.is_full and (tasks := self._inspecting(turn)):
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if (waiting := self._begin_calls(turn)) is not None:
             await waiting

@@ -220,7 +220,7 @@ def _read_items(turn: Turn, shared: SessionState) -> tuple[Model, TurnChecks | N
         return model, None, items
     checks = TurnChecks(policy, ports.verdicts, asked.tenant)
     digests = dict(zip(map(id, asked.request.items), asked.request.content_digests, strict=True))
-    return model, checks, checks.withhold(bound.parent, items, digests)
+    return model, checks, checks.items.withhold(bound.parent, items, digests)
 
 
 def _policy(turn: Turn, shared: SessionState, model: Model) -> Policy:

@@ -214,7 +214,7 @@ class TurnProgram:
         self._shared.begin_due(turn)
         if checks is not None and checks.holds_work(is_call=is_call):
             try:
-                while checks.holds_input:
+                while checks.gate.holds_input:
                     await waits.VERDICTS_ON_INPUT
             except CutShort:
                 between_steps.withdraw(turn)
@@ -229,9 +229,9 @@ class TurnProgram:
             shared.send(emitted)
             if job is not None:
                 return job
-        if checks is not None and not checks.is_settled:
+        if checks is not None and not checks.gate.is_settled:
             shared.begin_due(turn)
-            while not checks.is_settled:
+            while not checks.gate.is_settled:
                 await waits.VERDICTS_ON_ANSWER
         if turn.planned.steps is None:
             return None

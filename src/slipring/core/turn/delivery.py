@@ -111,7 +111,7 @@ def _feed_gate(turn: Turn, checks: TurnChecks, deltas: list[Delta]) -> list[Even
         deltas = turn.progress.read(deltas)
         if turn.progress.is_prefilled:
             checks.begin_answer()
-    return _release(turn, checks, checks.feed(deltas))
+    return _release(turn, checks, checks.gate.feed(deltas))
 
 
 def judge(turn: Turn, inspection: Inspection, verdicts: Sequence[Sequence[Verdict]]) -> list[Event]:

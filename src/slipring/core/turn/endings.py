@@ -169,9 +169,9 @@ def _may_be_kept(turn: Turn, error: ApiError) -> bool:
         return False
     if checks is None:
         return True
-    if checks.error is not None or checks.holds_input:
+    if checks.error is not None or checks.gate.holds_input:
         return False
-    return checks.is_settled or not _has_called(turn)
+    return checks.gate.is_settled or not _has_called(turn)
 
 
 def _new_state(

@@ -281,7 +281,7 @@ class LiveRun(Sink):
     def _take_beginning(self) -> Beginning | None:
         """What the response began with, once, as soon as no safety check holds it back."""
         turn = self._turn
-        if turn is None or turn.is_blocked or (turn.checks is not None and turn.checks.holds_input):
+        if turn is None or turn.is_blocked or (turn.checks is not None and turn.checks.gate.holds_input):
             return None
         taken, self._beginning = self._beginning, None
         return taken
