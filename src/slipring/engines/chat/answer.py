@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import msgspec
-from msgspec import UNSET, Raw, structs
+from msgspec import structs
 
 from slipring.base.errors import ApiError, ServerError
 from slipring.core.generation import Delta, Emit, Finished, Job, Prefilled, RefusalText, Text, Thought
@@ -206,7 +206,7 @@ class ChatAnswer:
     def _position_left(self) -> Written:
         """The position, with what the server wants back with the answer."""
         joined = self._details.joined()
-        details = Raw(msgspec.json.encode(joined)) if joined else UNSET
+        details = msgspec.json.encode(joined) if joined else b""
         message = self._returned.updated(ReturnedFields(reasoning_details=details))
         returned = ReturnedAnswer(message, self._calls.returned).bounded()
         return structs.replace(self._position, returned=returned) if returned.size_bytes else self._position
