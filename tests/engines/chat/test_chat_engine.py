@@ -420,7 +420,7 @@ def test_an_address_without_a_path_gets_v1(text: str, url: str) -> None:
         ("model=m", "needs the address of a server"),
         ("http://a,max_tokens_field=n", "must be max_tokens or max_completion_tokens"),
         ("http://a,images=yes", "must be true or false"),
-        ("http://a,think_tags=maybe", "must be false or true or opened"),
+        ("http://a,think_tags=maybe", "must be false, true or opened"),
         ("http://a,what=1", "unknown option 'what'"),
     ],
 )

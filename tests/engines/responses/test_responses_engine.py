@@ -769,7 +769,7 @@ def test_addresses() -> None:
     [
         ("", "needs the address of a server"),
         ("model=x", "needs the address of a server"),
-        ("http://h,transport=pigeon", "'transport' must be one of auto, websocket, sse"),
+        ("http://h,transport=pigeon", "'transport' must be auto, websocket or sse"),
         ("http://h,max_sockets=3", "'max_sockets' must not be less than 'max_jobs'"),
         ("http://h,nonsense=1", "unknown option 'nonsense'"),
     ],

@@ -31,7 +31,6 @@ _LEAST_AHEAD = 64
 """A session reads ahead no fewer tokens at once."""
 _MOST_AHEAD = 1024
 """And no more: the next turn waits until they are read."""
-_CHOICES = ("auto", "on", "off")
 _OWN_SETTINGS = "strict tools, required calls, formats, grammars, seeds, biases or log probabilities"
 
 
@@ -40,7 +39,9 @@ class SessionServerOptions(TokenServerOptions):
     """The options of a server that may have sessions."""
 
     sessions: str = option(
-        "auto", "sessions, in which turns send new ids only: auto (if the server has them), on or off"
+        "auto",
+        "sessions, in which turns send new ids only: auto (if the server has them), on or off",
+        choices=("auto", "on", "off"),
     )
     max_sessions: int = option(
         64, "sessions open at once; at most half of the requests that the server runs at once"
@@ -75,13 +76,6 @@ class SessionServer(TokenServer):
     """Set by ``start`` if the server has them and they are wanted."""
     offer: Offer = Offer()
     """Set by ``ask_for_sessions``."""
-
-    def __init__(self, options: SessionServerOptions) -> None:
-        super().__init__(options)
-        if options.sessions not in _CHOICES:
-            raise StartupError(
-                f"--engine {self.name}: option 'sessions' must be auto, on or off, not '{options.sessions}'"
-            )
 
     async def start(self) -> None:
         await super().start()

@@ -86,7 +86,11 @@ class TokenServerOptions(UpstreamOptions):
     variables: str = variables_option()
     model: str = option("", "the model's name at the server; empty: the first that it serves")
     context: int = option(0, "tokens of context; 0: as many as the server reports")
-    images: str = option("auto", "whether the model sees pictures: auto (the server is asked), on or off")
+    images: str = option(
+        "auto",
+        "whether the model sees pictures: auto (the server is asked), on or off",
+        choices=("auto", "on", "off"),
+    )
     priorities: bool = option(
         False,
         "whether the server schedules by priority: turns of loops that run then go before the first turns of"
@@ -215,10 +219,6 @@ class TokenServer(RemoteEngine):
     async def _takes_images(self) -> bool:
         """Whether the model sees pictures."""
         images = self.options.images
-        if images not in ("auto", "on", "off"):
-            raise StartupError(
-                f"--engine {self.name}: option 'images' must be auto, on or off, not '{images}'"
-            )
         return images == "on" or (images == "auto" and await self.sees())
 
     async def sees(self) -> bool:

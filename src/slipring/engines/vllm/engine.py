@@ -26,12 +26,7 @@ from slipring.engines.options import option
 from slipring.engines.remote.affinity import DYNAMO_FINAL, DYNAMO_SESSION, tenant_salt
 from slipring.engines.remote.http_client import spliced
 from slipring.engines.remote.http_failures import HttpFailure
-from slipring.engines.scheduling.priorities_and_hints import (
-    HINTS_MEANING,
-    agent_hints,
-    require_hints,
-    urgency,
-)
+from slipring.engines.scheduling.priorities_and_hints import agent_hints, hints_option, urgency
 from slipring.engines.tokens.chain_ends import ChainEnds
 from slipring.engines.tokens.model_files import ModelInfo, read_tokenizer, unnamed_tokenizer
 from slipring.engines.tokens.remote_vocabulary import (
@@ -88,7 +83,7 @@ class VllmOptions(SessionServerOptions):
         False,
         "whether slipring reports the end of a chain to Dynamo, with a request for one token and a header",
     )
-    hints: str = option("", HINTS_MEANING)
+    hints: str = hints_option()
 
 
 def _priority(job: Job) -> int:
@@ -101,10 +96,6 @@ class VllmEngine(SessionServer):
     name = "vllm"
     maker = "a vLLM server"
     options: VllmOptions
-
-    def __init__(self, options: VllmOptions) -> None:
-        super().__init__(options)
-        require_hints(self.name, options.hints)
 
     @classmethod
     def from_options(cls, text: str) -> "VllmEngine":
