@@ -269,9 +269,15 @@ class Sessions:
         for session in [each for each in self._open.values() if each.loop == loop and not each.is_busy]:
             self._discard(session)
 
-    def refuse(self, why: str) -> None:
-        """Use no more sessions: none is opened, and those that are in use are closed after that."""
-        self._is_refused, self._refusal = True, why
+    def distrust(self) -> None:
+        """Use no more sessions: what the server holds in one is not what was sent. None is opened, and those
+        that are in use are closed after that."""
+        log.error(
+            "%s's session holds another context than it was sent; sessions are not used any more",
+            self._protocol.maker,
+        )
+        self._is_refused = True
+        self._refusal = "the server held another context than it was sent, so they are not used again"
         for session in [each for each in self._open.values() if not each.is_busy]:
             self._discard(session)
 
