@@ -10,7 +10,7 @@ import pytest
 from slipring.core.generation import Job
 from slipring.core.turn.turn import Turn
 from slipring.engines.chat.answer import ChatAnswer
-from slipring.engines.remote.admission_and_retries import Ticket
+from slipring.engines.job_queue import Ticket
 from slipring.engines.remote.http_connection import Answer, EventStream
 from slipring.engines.remote.streamed_answer import AnswerReader
 from slipring.engines.responses.answer import ResponsesAnswer

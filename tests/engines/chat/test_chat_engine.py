@@ -35,7 +35,7 @@ from slipring.engines.chat.messages import Writer
 from slipring.engines.chat.options import ChatOptions, read_options
 from slipring.engines.chat.request_body import EMPTY, Request, Written, toolbox, write_request
 from slipring.engines.chat.returned_fields import Details
-from slipring.engines.remote.admission_and_retries import Retryable
+from slipring.engines.remote.retries_and_breaker import Retryable
 from slipring.protocol.items import CALL_OF_OUTPUT, Item, short_id
 from slipring.protocol.tools import Offer, Toolset
 from tests.core.connection import PLAIN

@@ -28,7 +28,7 @@ from slipring.core.generation import (
 )
 from slipring.core.token_estimates import estimated_tokens
 from slipring.engines.base import Level
-from slipring.engines.remote.admission_and_retries import Admission, Retryable
+from slipring.engines.remote.retries_and_breaker import Admission, Retryable
 from slipring.engines.remote.streamed_answer import AnswerReader, CutOff, Patience, SteeredCut
 from slipring.engines.remote.upstream import RemoteEngine, Upstream
 from slipring.engines.responses import reported_errors, request_body

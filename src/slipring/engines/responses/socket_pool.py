@@ -17,8 +17,8 @@ import aiohttp
 
 from slipring.base.errors import ApiError
 from slipring.core.generation import Job
-from slipring.engines.remote.admission_and_retries import Retryable
 from slipring.engines.remote.http_failures import HttpFailure
+from slipring.engines.remote.retries_and_breaker import Retryable
 from slipring.engines.remote.upstream import Upstream
 from slipring.engines.remote.upstream_errors import api_failure, refusal
 from slipring.engines.responses.options import ResponsesOptions

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 from slipring.base.errors import ApiError, InvalidRequest, ServerError, forget_frames
 from slipring.core.generation import Delta, Emit, Finished, Job
-from slipring.engines.remote.admission_and_retries import GatewayFailed, RequestFailed, Retryable
 from slipring.engines.remote.affinity import affinity_key
 from slipring.engines.remote.http_client import Answered
+from slipring.engines.remote.retries_and_breaker import GatewayFailed, RequestFailed, Retryable
 from slipring.engines.tokens.chain_ends import gone_at_end
 from slipring.engines.tokens.sessions import Addressed, Lease, Sessions
 from slipring.engines.tokens.token_answer import PieceParser, TokenAnswer, TokenReader

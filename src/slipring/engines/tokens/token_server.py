@@ -28,11 +28,12 @@ from slipring.core.generation import (
 from slipring.engines.base import Level
 from slipring.engines.constraints.answer_constraint import Constraint
 from slipring.engines.constraints.server_support import TRIED_TOKENS, ServerConstraints
-from slipring.engines.remote.admission_and_retries import Admission, Retryable, Ticket
+from slipring.engines.job_queue import Ticket
 from slipring.engines.remote.affinity import affinity_key, branch_keys
 from slipring.engines.remote.answering_replica import answering_replica, read_names
 from slipring.engines.remote.http_client import Answered
 from slipring.engines.remote.http_failures import HttpFailure
+from slipring.engines.remote.retries_and_breaker import Admission, Retryable
 from slipring.engines.remote.streamed_answer import CutOff
 from slipring.engines.remote.upstream import RemoteEngine, Upstream
 from slipring.engines.remote.upstream_errors import startup_errors
