@@ -684,7 +684,7 @@ async def test_requests_are_posted_for_a_while_after_an_upgrade_that_failed(
         fake.refuses_upgrade = None
         engine = server.server.catalog.engines[0]
         assert isinstance(engine, ResponsesEngine)
-        monkeypatch.setattr(engine, "_posts_until", 0.0)
+        monkeypatch.setattr(engine._pool, "_posts_until", 0.0)
         assert (await socket.response(**ASK))["status"] == "completed"
         assert (fake.upgrades, len(fake.peers)) == (2, 1)
 
