@@ -15,7 +15,7 @@ from slipring.base.errors import OVERLOAD_RETRY_S, RateLimited
 from slipring.core.generation import Accepted, Begun, Emit, deliver
 from slipring.engines.scheduling.loop_schedule import REVIEW_S, Need
 from slipring.engines.scheduling.loop_schedule import Turn as LoopTurn
-from slipring.engines.scheduling.replica_schedules import ReplicaSchedules
+from slipring.engines.scheduling.replica_placement import ReplicaSchedules
 
 
 class JobQueue:

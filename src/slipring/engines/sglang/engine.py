@@ -26,11 +26,11 @@ from slipring.engines.remote.http_failures import BadStatus, HttpFailure, Unread
 from slipring.engines.remote.upstream_errors import startup_errors
 from slipring.engines.scheduling.priorities_and_hints import urgency
 from slipring.engines.tokens.chain_ends import ChainEnds
-from slipring.engines.tokens.job_exchange import JobExchange, Mismatch, PicturedExchange, Request
+from slipring.engines.tokens.job_exchange import JobExchange, PicturedExchange, Request
 from slipring.engines.tokens.job_rendering import data_urls
 from slipring.engines.tokens.model_files import ModelInfo, read_tokenizer, unnamed_tokenizer
 from slipring.engines.tokens.server_options import TokenServerOptions, read_options
-from slipring.engines.tokens.sessions import Addressed, Protocol
+from slipring.engines.tokens.sessions import Addressed, Mismatch, Protocol
 from slipring.engines.tokens.token_answer import Fault, Piece, PieceParser, TokenAnswer, failure, reason_of
 from slipring.engines.tokens.token_server import Offer, Served, TokenServer
 from slipring.prompts.rendering import Rendered, Renderer

@@ -33,10 +33,6 @@ Send = Callable[[Request, TokenReader, Answered | None], Awaitable[None]]
 Write = Callable[[], Request]
 
 
-class Mismatch(ServerError):
-    """The server has read another prompt than the one that was meant."""
-
-
 class JobExchange:
     """One job's request and its answer: sends it whole, as often as ``Admission`` asks for."""
 
@@ -104,14 +100,12 @@ class SessionExchange(JobExchange):
                 return
             except ApiError as error:
                 self.close()
-                if isinstance(error, Mismatch):
-                    self._sessions.distrust()
-                elif isinstance(error, Retryable) and not isinstance(error, RequestFailed | GatewayFailed):
+                if isinstance(error, Retryable) and not isinstance(error, RequestFailed | GatewayFailed):
                     raise
-                if self._answer.has_begun:
+                has_begun = self._answer.has_begun
+                self._sessions.failed(lease.addressed, affinity_key(self._job), error, has_begun=has_begun)
+                if has_begun:
                     raise
-                if not lease.addressed.held:
-                    self._sessions.pause(error, affinity_key(self._job))
                 forget_frames(error)
         await super().attempt(emit, begin)
 

@@ -39,7 +39,7 @@ from slipring.engines.remote.upstream import RemoteEngine, Upstream
 from slipring.engines.remote.upstream_errors import startup_errors
 from slipring.engines.scheduling.loop_schedule import Need, Rules
 from slipring.engines.scheduling.priorities_and_hints import AnswerLengths, goes_on
-from slipring.engines.scheduling.replica_schedules import ReplicaSchedules
+from slipring.engines.scheduling.replica_placement import ReplicaSchedules
 from slipring.engines.tokens.chain_ends import ChainEnds, gone_at_end
 from slipring.engines.tokens.job_exchange import JobExchange, Request, SessionExchange
 from slipring.engines.tokens.job_rendering import accepted, count, foresee, position_of, prefetch, render
