@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from slipring.base.standard_streams import print_encoded
-from slipring.engines.hub.fitting_context import available_memory
+from slipring.engines.hub.context_and_slots import available_memory
 from slipring.engines.hub.gguf_variants import gigabytes
 from slipring.engines.hub.model_hub import HeldModel, ModelHub
 

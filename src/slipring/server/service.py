@@ -30,7 +30,7 @@ from slipring.core.checks.policies import NoPolicies
 from slipring.core.ports import Mint, Ports
 from slipring.core.session.session import Session
 from slipring.engines.catalog import Catalog
-from slipring.engines.constraints.grammar_cache import Compiler
+from slipring.engines.constraints.grammar_compiler import Compiler
 from slipring.protocol.endpoints.reply_bodies import TraceCounts
 from slipring.safety.inspector import Inspector
 from slipring.sandbox.sandbox import Sandbox, SandboxLimits

@@ -7,6 +7,7 @@ from itertools import islice
 from slipring.base.errors import ContextLengthExceeded
 from slipring.core.generation import Accepted, Job, Prefill
 from slipring.engines.tokens.tokenizer_threads import TokenizerThreads
+from slipring.engines.tokens.truncation import truncated
 from slipring.prompts import foreseen_context
 from slipring.prompts.foreseen_context import Foreseen
 from slipring.prompts.rendering import CannotAppend, Rendered, Renderer, Rendering
@@ -39,16 +40,9 @@ async def render(job: Job, renderer: Renderer, context: int, tokenizing: Tokeniz
         total = rendering.prompt.total
     except TooManyTokens as error:
         total = max(error.least, context)
-    if job.settings.truncation == "auto":
-        reserve = min(job.settings.max_output_tokens or context // 8, context // 2)
-        if total + reserve > context:
-            # Drop more than needed: a chain that dropped a little every turn would be prefilled every turn.
-            budget = tokenizing.budget(context - max(reserve, context // 4))
-            shortened = await tokenizing.run(
-                job.tenant, renderer.shorten, job, budget, is_local=renderer.vocabulary.is_local
-            )
-            if shortened is not None:
-                return shortened
+    shortened = await truncated(job, renderer, context, total, tokenizing)
+    if shortened is not None:
+        return shortened
     if rendering is None or rendering.prompt.id_count >= context:  # what pictures take, the engine counts
         raise ContextLengthExceeded(total, context, is_exact=rendering is not None)
     return rendering
