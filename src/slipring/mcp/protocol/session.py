@@ -32,9 +32,6 @@ class Agreement(NamedTuple):
     is_modern: bool
     """Whether the server speaks revision 2026-07-28 or newer: no handshake and no sessions."""
     version: str
-    server_name: str
-    """What the server calls itself."""
-    instructions: str | None
     announces_tool_changes: bool
 
 
@@ -114,26 +111,14 @@ class _Capabilities(msgspec.Struct):
     tools: _Capability | None = None
 
 
-class _ServerInfo(msgspec.Struct):
-    name: str = ""
-
-
-class _DiscoverMeta(msgspec.Struct):
-    server: _ServerInfo | None = msgspec.field(default=None, name=f"{_META}serverInfo")
-
-
 class _Discovered(msgspec.Struct, rename="camel"):
     supported_versions: list[str]
     capabilities: _Capabilities = msgspec.field(default_factory=_Capabilities)
-    instructions: str | None = None
-    meta: _DiscoverMeta | None = msgspec.field(default=None, name="_meta")
 
 
 class _Initialized(msgspec.Struct, rename="camel"):
     protocol_version: str
     capabilities: _Capabilities = msgspec.field(default_factory=_Capabilities)
-    server_info: _ServerInfo | None = None
-    instructions: str | None = None
 
 
 class _Supported(msgspec.Struct):
@@ -470,8 +455,7 @@ class McpSession:
             if self._is_modern is None and set(found.supported_versions) & set(LEGACY_VERSIONS):
                 return self._initialize(operation)
             return self._finish(operation, _no_common_version())
-        server = (found.meta and found.meta.server) or _ServerInfo()
-        return self._agree(operation, True, MODERN_VERSION, server, found)
+        return self._agree(operation, True, MODERN_VERSION, found.capabilities)
 
     def _initialized(self, operation: _Handshake, result: msgspec.Raw) -> list[Action]:
         try:
@@ -481,26 +465,14 @@ class McpSession:
             return self._finish(operation, failure.settle(operation.outcome_if_lost))
         if found.protocol_version not in LEGACY_VERSIONS:
             return self._finish(operation, _no_common_version())
-        server = found.server_info or _ServerInfo()
-        finish = self._agree(operation, False, found.protocol_version, server, found)
+        finish = self._agree(operation, False, found.protocol_version, found.capabilities)
         return [self._notification("notifications/initialized"), *finish]
 
     def _agree(
-        self,
-        operation: _Handshake,
-        is_modern: bool,
-        version: str,
-        server: _ServerInfo,
-        found: _Discovered | _Initialized,
+        self, operation: _Handshake, is_modern: bool, version: str, capabilities: _Capabilities
     ) -> list[Action]:
-        tools = found.capabilities.tools
-        self.agreement = Agreement(
-            is_modern=is_modern,
-            version=version,
-            server_name=server.name[:200],
-            instructions=found.instructions,
-            announces_tool_changes=tools is not None and bool(tools.list_changed),
-        )
+        tools = capabilities.tools
+        self.agreement = Agreement(is_modern, version, tools is not None and bool(tools.list_changed))
         self.state = State.READY
         return self._finish(operation, self.agreement)
 

@@ -17,7 +17,11 @@ from slipring.core.attachment_rules import AttachmentRules
 from slipring.core.hosted.tool_lists import FetchedList
 from slipring.core.hosted.tools import CallOutcome, CallProgress, HostedCall, ResolvedBuiltin, ResolvedServer
 from slipring.core.limits import Limits
-from slipring.mcp import HttpServer, McpFailure, Outcome, ProgressUpdate, Redaction, Tool
+from slipring.mcp.failures import McpFailure, Outcome
+from slipring.mcp.protocol.session import ProgressUpdate
+from slipring.mcp.protocol.tools import Tool
+from slipring.mcp.redaction import Redaction
+from slipring.mcp.servers import HttpServer
 from slipring.protocol.definitions import MOST_TOOLS
 from slipring.protocol.hosted.builtin_tools import BuiltinKind
 from slipring.protocol.hosted.hosted_items import CallError, ProtocolError
