@@ -16,6 +16,7 @@ from typing import Generic, Protocol, TypeVar
 from msgspec import UNSET
 
 from slipring.base.errors import ApiError, Unavailable
+from slipring.base.tenant_slots import TenantSlots
 from slipring.config.settings import Config
 from slipring.core.betas import NO_BETAS, Betas
 from slipring.core.byte_ledger import Ledger
@@ -60,7 +61,6 @@ from slipring.server.peers import Peers
 from slipring.server.prefill_runner import Prefills
 from slipring.server.request_decoding import RequestDecoder
 from slipring.server.state_lookup import Source
-from slipring.server.tenant_slots import TenantSlots
 from slipring.stores.store import Store
 
 log = logging.getLogger("slipring")

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Raw, Struct, UnsetType
 
 from slipring.base.errors import ExternalConnectorError, InvalidRequest
+from slipring.base.tenant_slots import TenantSlots
 from slipring.core.attachment_rules import AttachmentRules
 from slipring.core.hosted.tool_lists import FetchedList
 from slipring.core.hosted.tools import CallOutcome, CallProgress, HostedCall, ResolvedBuiltin, ResolvedServer
@@ -39,7 +40,6 @@ from slipring.server.hosted_tools.call_outcomes import (
 )
 from slipring.server.hosted_tools.permitted_servers import Registry, ServerRefused, Target
 from slipring.server.observation.turn_log import plain
-from slipring.server.tenant_slots import TenantSlots
 
 if TYPE_CHECKING:
     from slipring.mcp.pool import Pool
