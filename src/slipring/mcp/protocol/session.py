@@ -258,7 +258,7 @@ class McpSession:
         must_notify = not (self._over_http and self._speaks_modern)
         if must_notify and found.was_sent and not isinstance(found, _Handshake):
             params = {"requestId": found.request_id, "reason": reason}
-            actions.append(self._notification("notifications/cancelled", params))
+            actions.append(self._unanswered(method="notifications/cancelled", params=params))
         return actions
 
     # What the driver reports.
@@ -379,7 +379,7 @@ class McpSession:
             headers = ()
         if meta:
             params = {**params, "_meta": meta}
-        data = json_rpc.encode_request(operation.request_id, method, params)
+        data = json_rpc.encode(id=operation.request_id, method=method, params=params)
         return [Send(data, operation.request_id, (*self._version_header(), *headers))]
 
     def _version_header(self) -> tuple[tuple[str, str], ...]:
@@ -387,8 +387,9 @@ class McpSession:
             return (("MCP-Protocol-Version", MODERN_VERSION),)
         return () if self.agreement is None else (("MCP-Protocol-Version", self.agreement.version),)
 
-    def _notification(self, method: str, params: dict[str, Any] | None = None) -> Send:
-        return Send(json_rpc.encode_notification(method, params), None, self._version_header())
+    def _unanswered(self, **fields: Any) -> Send:
+        """A message that has no answer: a notification, or a reply."""
+        return Send(json_rpc.encode(**fields), None, self._version_header())
 
     # The handshake.
 
@@ -466,7 +467,7 @@ class McpSession:
         if found.protocol_version not in LEGACY_VERSIONS:
             return self._finish(operation, _no_common_version())
         finish = self._agree(operation, False, found.protocol_version, found.capabilities)
-        return [self._notification("notifications/initialized"), *finish]
+        return [self._unanswered(method="notifications/initialized"), *finish]
 
     def _agree(
         self, operation: _Handshake, is_modern: bool, version: str, capabilities: _Capabilities
@@ -554,10 +555,9 @@ class McpSession:
         if self._speaks_modern or self.state is State.PROBING:
             return []
         if message.method == "ping":
-            data = json_rpc.encode_result(request_id, {})
-        else:
-            data = json_rpc.encode_error(request_id, json_rpc.METHOD_NOT_FOUND, "Method not found")
-        return [Send(data, None, self._version_header())]
+            return [self._unanswered(id=request_id, result={})]
+        error = {"code": json_rpc.METHOD_NOT_FOUND, "message": "Method not found"}
+        return [self._unanswered(id=request_id, error=error)]
 
     def _receive_notification(self, message: Message) -> list[Action]:
         if message.method == "notifications/tools/list_changed":

@@ -58,7 +58,6 @@ _TYPES = {
     ".css": "text/css",
     ".js": "text/javascript",
     ".svg": "image/svg+xml",
-    ".png": "image/png",
 }
 _HEADERS = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; object-src 'none';"
@@ -100,7 +99,7 @@ class AdminListener:
         self._key = config.admin_key.encode()
         require_admin_key(config, self._host)
         self._source = source
-        self._stream = LiveStream(source)
+        self._stream = LiveStream(source.greeting, source.subscribe)
         limits = Limits()
         requests = Ledger(limits.tenant_request_bytes, limits.request_bytes)
         self._connections = Connections(limits, _MOST_CONNECTIONS, requests, now)

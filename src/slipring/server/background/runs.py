@@ -26,7 +26,6 @@ from slipring.server.clock import now, shared_now
 from slipring.server.driver import Driver, Exchange, Sink
 from slipring.server.observation.ended_turns import Origin
 from slipring.server.service import Service, shutting_down
-from slipring.server.state_lookup import StoredStates
 from slipring.server.transports.http import PostedCreate
 from slipring.stores.runs import Beginning, Lease, LeaseLost, Run, RunEvent
 
@@ -131,7 +130,7 @@ class LiveRun(Sink):
             service.open_exchange(caller, betas),
             self,
             origin=Origin("background", traceparent=traceparent),
-            states=StoredStates(service.store.responses, service.lookups),
+            states=service.stored_states,
             lease=self._lease,
         )
 
