@@ -68,7 +68,7 @@ from slipring.server.clock import now, unix_time
 from slipring.server.hosted_tools import permitted_servers
 from slipring.server.observation.ended_turns import EndedTurn, Origin, TurnContent
 from slipring.server.service import Service
-from slipring.server.state_lookup import States
+from slipring.server.state_lookup import StateLookup
 from slipring.server.transports import obfuscation
 from slipring.stores.conversations import Appended, appended_by, since_compaction
 from slipring.stores.pictures import prepare
@@ -159,7 +159,7 @@ class Driver:
         sink: Sink,
         *,
         origin: Origin,
-        states: States,
+        states: StateLookup,
         lease: "asyncio.Future[Lease] | None" = None,
     ) -> None:
         """``states``: looks up responses that the session does not have in memory. ``lease``: for a

@@ -11,8 +11,8 @@ from slipring.core.attachment_rules import AttachmentRules
 from slipring.core.checks.policies import Check, Policy
 from slipring.core.generation import Capabilities
 from slipring.core.limits import Limits
-from slipring.mcp import Redaction, ToolResult
-from slipring.mcp.protocol.tools import read_result
+from slipring.mcp.protocol.tools import ToolResult, read_result
+from slipring.mcp.redaction import Redaction
 from slipring.protocol.hosted.hosted_items import ToolError, error_text
 from slipring.protocol.pictures.item_pictures import base64_of
 from slipring.server.hosted_tools.call_outcomes import outcome_of

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Awaitable
 
 from slipring.base.errors import OVERLOAD_RETRY_S, ApiError, RateLimited
+from slipring.base.periodic_tasks import PeriodicTasks, cancel_and_wait
 from slipring.core.betas import NO_BETAS, Betas
 from slipring.core.turn.turn import Turn
 from slipring.protocol.events import TERMINAL, Error, Event, ResponseEvent
@@ -24,9 +25,7 @@ from slipring.server.background import orphaned_runs, unfinished_responses
 from slipring.server.clock import now, shared_now
 from slipring.server.driver import Driver, Exchange, Sink
 from slipring.server.observation.ended_turns import Origin
-from slipring.server.periodic_tasks import PeriodicTasks, cancel_and_wait
 from slipring.server.service import Service, shutting_down
-from slipring.server.state_lookup import StoredStates
 from slipring.server.transports.http import PostedCreate
 from slipring.stores.runs import Beginning, Lease, LeaseLost, Run, RunEvent
 
@@ -131,7 +130,7 @@ class LiveRun(Sink):
             service.open_exchange(caller, betas),
             self,
             origin=Origin("background", traceparent=traceparent),
-            states=StoredStates(service.store.responses, service.lookups),
+            states=service.stored_states,
             lease=self._lease,
         )
 
