@@ -19,7 +19,7 @@ import aiohttp
 import msgspec
 
 from slipring.commands.bench.subject import machine
-from slipring.commands.bench.subject.machine import cpu_ns
+from slipring.commands.bench.subject.processes import cpu_ns
 
 RESULTS = Path(__file__).parent / "results"
 _NUMBERS = re.compile(r"\[[\s\d.,eE+-]+\]")

@@ -17,7 +17,7 @@ from common import Loop, Process, keep, slipring
 from rest_cost import idle_sockets, open_all
 
 from slipring.commands.bench.subject.machine import raise_file_limit
-from slipring.commands.flags import UsageError
+from slipring.commands.failures import UsageError
 
 BUDGET_KIB = 30
 LOTS_AT_ONCE = 50

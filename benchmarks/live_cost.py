@@ -20,7 +20,7 @@ from common import Loop, Process, keep, slipring
 from idle_connections import open_sockets
 
 from slipring.commands.bench.subject.machine import raise_file_limit
-from slipring.commands.flags import UsageError
+from slipring.commands.failures import UsageError
 
 BUDGET = 0.02
 ENGINE = "simulated:tokens_per_s=20,output_tokens=40"

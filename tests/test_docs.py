@@ -33,7 +33,7 @@ from slipring.engines.tokens import server_options
 from slipring.engines.tokens.model_files import MODEL_COMMAND
 from slipring.engines.tokens.template_choice import NAMES
 from slipring.engines.vllm.engine import VllmOptions
-from slipring.prompts.templates import template_renderer
+from slipring.prompts import full_renders
 from slipring.protocol.turn_report import Mark, StageName, TurnReport
 from slipring.safety.sources.catalog import open_source
 from slipring.safety.sources.guard import GuardSettings
@@ -356,9 +356,9 @@ def test_the_page_on_timing_names_every_stage_and_field() -> None:
 
 def test_reasons_for_full_renders_and_formats_are_documented() -> None:
     page = (ROOT / "docs" / "dialects.md").read_text(encoding="utf-8")
-    texts = [value for name, value in vars(template_renderer).items() if name.isupper()]
-    reasons = [text for text in texts if isinstance(text, str) and text.startswith("the ")]
-    assert template_renderer.DROPS_THOUGHTS in reasons
+    texts = [value for name, value in vars(full_renders).items() if name.isupper()]
+    reasons = [text for text in texts if isinstance(text, str)]
+    assert full_renders.DROPS_THOUGHTS in reasons
     for reason in reasons:
         assert f"| {reason} |" in page
     for name in NAMES:

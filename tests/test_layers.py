@@ -12,7 +12,9 @@ from pathlib import Path
 
 SRC = Path(__file__).parent.parent / "src" / "slipring"
 
-CLIENT_PARTS = ("commands.flags",)
+CLIENT_PARTS = tuple(
+    f"commands.{name}" for name in ("child_server", "client_environment", "failures", "flags")
+)
 ALLOWED: dict[str, tuple[str, ...]] = {
     "base": ("base",),
     "protocol": ("base.errors", "protocol"),
@@ -49,15 +51,15 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("base", "protocol", "core.generation", "core.chain", "core.turn.response_object", "prompts"),
         *("engines", "commands.flags", "commands.inspection"),
     ),
-    "commands.keys": ("base", "config", "protocol.wire", "stores"),
+    "commands.keys": ("base", "config", "protocol.wire", "stores", "commands.tables"),
     "commands.launch": ("base", *CLIENT_PARTS, "commands.launch"),
-    "commands.models": ("base", "engines.hub"),
-    "commands.openapi": ("", "protocol", "commands.openapi"),
+    "commands.models": ("base", "engines.hub", "commands.tables"),
+    "commands.openapi": ("", "base.standard_streams", "protocol", "commands.openapi"),
     "commands.serve": (
         *("", "base", "config.settings", "engines.hub", "server", "commands.config", "commands.doctor"),
-        "commands.flags",
+        "commands.client_environment",
     ),
-    "commands.top": ("base", "protocol.turn_report", "observation", "commands.flags", "commands.top"),
+    "commands.top": ("base", "protocol.turn_report", "observation", "commands.failures", "commands.top"),
     "__main__": ("", "base.standard_streams", "commands.cli"),
     "__init__": (),
 }

@@ -25,7 +25,7 @@ from servers import AGENTIC, ENGINES, LOOPS_AT_ONCE, MODEL, Server, agentic, ins
 from tokenizers import Tokenizer
 
 from slipring.commands.bench.subject import machine
-from slipring.commands.bench.subject.machine import Meter
+from slipring.commands.bench.subject.processes import Meter
 
 DIRECT = {"vllm": ("full", "chat", "chained"), "llama-server": ("full", "chat")}
 """Ways over the engine's own endpoints. llama-server has no state of responses."""

@@ -20,7 +20,7 @@ from servers import ROOT, SERVERS, Server, upstream
 from table import write_readme
 
 from slipring.commands.bench import results
-from slipring.commands.flags import UsageError
+from slipring.commands.failures import UsageError
 
 MODES = ("http-full", "http-full-newconn", "http-chained", "websocket", "websocket-lanes")
 """Modes of the public API."""

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 
-from slipring.prompts.parsing.call_writer import Call
+from slipring.prompts.parsing.answer_writer import Call
 from tests import late
 from tests.clients.family_server import ASKED_TO_THINK, MOVING, family_server, require_appended
 from tests.engines.fakes.families import Answer, FakeFamilyServer

@@ -13,9 +13,11 @@ from msgspec import Raw
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import Carry, ResponseState
 from slipring.core.generation import Job, Settings
+from slipring.prompts.full_renders import HEAD_CHANGED
 from slipring.prompts.rendering import Body, Preface, Rendered, empty
-from slipring.prompts.templates.template_renderer import HEAD_CHANGED, TemplateRenderer
+from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.prompts.tokenization.token_budget import TokenBudget
+from slipring.prompts.truncation import shorten
 from slipring.protocol.items import Item
 from slipring.protocol.requests import TEXT, TextFormat
 from slipring.protocol.tools import Offer, Toolset
@@ -252,12 +254,12 @@ def test_shortening_drops_the_oldest_items_and_keeps_calls_with_their_outputs(wr
     for earlier, kept in pairwise(borders):
         most = len(whole(writes, *kept)[1])
         for room in (most, len(whole(writes, *earlier)[1]) - 1):
-            shortened = writes.shorten(job(items), TokenBudget(room))
+            shortened = shorten(writes, job(items), TokenBudget(room))
             assert shortened is not None
             assert shortened.prompt.ids() == whole(writes, *kept)[1]
             assert shortened.dropped_items == len(items) - len(kept)
             assert shortened.fallback is not None
-    assert writes.shorten(job(items), TokenBudget(len(whole(writes, added, user("end"))[1]) - 1)) is None
+    assert shorten(writes, job(items), TokenBudget(len(whole(writes, added, user("end"))[1]) - 1)) is None
 
 
 # Parents that cannot be appended to

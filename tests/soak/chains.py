@@ -6,6 +6,7 @@ wrong.
 """
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
 from slipring.commands.bench.verify.answers import Expectation, find_faults
@@ -52,7 +53,7 @@ class Chain:
         """The same conversation, to be continued differently."""
         copied = Chain(**self._fields)
         copied.id, copied.items, copied.turns = self.id, [*self.items], self.turns
-        copied._digest = self._digest.copy()
+        copied._digest = copy(self._digest)
         return copied
 
     def create(self, *items: Json, **fields: Any) -> Json:

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
-from slipring.commands.bench.subject.machine import Meter
+from slipring.commands.bench.subject.processes import Meter
 from tests.attack.server import family
 from tests.commands.test_cli import environment
 from tests.postgres import running_postgres

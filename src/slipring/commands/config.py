@@ -1,6 +1,7 @@
 """``slipring config``: checks a TOML file, and prints the schema of such files for editors."""
 
 import argparse
+import os
 from dataclasses import replace
 
 import msgspec
@@ -30,12 +31,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace, config: Config | None) -> int:
-    """Run a command of ``add_flags``; ``config``: what ``check`` checks. Raises ``StartupError``."""
-    if config is None:
+def run(arguments: argparse.Namespace) -> int:
+    """Run a command of ``add_flags``. Raises ``ConfigError`` and ``StartupError``."""
+    if arguments.config_command == "check":
+        print(f"ok: {check_settings(settings.from_namespace(arguments, os.environ))}")
+    else:
         print_encoded(msgspec.json.format(msgspec.json.encode(schema())) + b"\n")
-        return 0
-    print(f"ok: {check_settings(config)}")
     return 0
 
 

@@ -1,13 +1,8 @@
-"""Flags of commands, each declared once as a field of the options that it sets, and parsers of their values.
-
-Also what the clients among the commands read from the environment (the server's URL and the API key), and the
-errors by which commands end with one line and an exit code.
-"""
+"""Flags of commands, each declared once as a field of the options that it sets, and parsers of values."""
 
 import argparse
 import dataclasses
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 
@@ -17,11 +12,14 @@ def flag(default: Any, help: str, *, name: str = "", **argument: Any) -> Any:
     return dataclasses.field(default=default, metadata={"name": name, "argument": {"help": help, **argument}})
 
 
-def add_flags(parser: argparse.ArgumentParser, options: type[Any]) -> None:
-    """Add the flags of options to a parser, without defaults: a command may need to know which were given."""
+def add_flags(parser: argparse.ArgumentParser, options: type[Any], **defaults: float) -> None:
+    """Add the flags of options to a parser, without defaults: a command may need to know which were given.
+    ``defaults``: those of this command, which the help names."""
     for each in dataclasses.fields(options):
         if each.metadata:
             argument = dict(each.metadata["argument"])
+            if each.name in defaults:
+                argument["help"] = argument["help"].format(default=defaults[each.name])
             if argument.get("action") == "store_true":
                 argument["default"] = argparse.SUPPRESS
             parser.add_argument(_name(each), dest=each.name, **argument)
@@ -86,39 +84,3 @@ def _float(given: str) -> float:
         return float(given)
     except ValueError:
         return float("nan")
-
-
-class UsageError(Exception):
-    """Flags, variables or files are invalid, or contradict each other. Messages do not repeat secrets."""
-
-
-class CommandFailed(Exception):
-    """A server cannot be reached, started or measured, or a client is not installed."""
-
-
-DEFAULT_URL = "http://127.0.0.1:8000/v1"
-"""Where ``slipring serve`` listens."""
-URL_VARIABLE = "OPENAI_BASE_URL"
-KEY_VARIABLE = "OPENAI_API_KEY"
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-
-
-def named_url(environ: Mapping[str, str]) -> str | None:
-    """The URL in the environment; None if there is none."""
-    return environ.get(URL_VARIABLE, "").strip() or None
-
-
-def api_key(variable: str, environ: Mapping[str, str]) -> str:
-    """The key in a variable, without the line end that a file may have added; empty if there is none. Raises
-    ``UsageError``, whose message does not repeat it."""
-    key = environ.get(variable, "").strip()
-    if not (key.isascii() and key.isprintable()):
-        raise UsageError(f"{variable}: a key consists of printable ASCII characters")
-    return key
-
-
-def variable_name(given: str) -> str:
-    """The name of a variable, for argparse. A key that is given instead is not repeated in the message."""
-    if not _NAME.fullmatch(given):
-        raise argparse.ArgumentTypeError("must be the name of a variable that holds the key, not the key")
-    return given

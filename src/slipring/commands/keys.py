@@ -5,6 +5,7 @@ once, when its key is created. Servers on the same store find the keys there.
 """
 
 import argparse
+import asyncio
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -12,9 +13,12 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
 
+from msgspec import structs
+
 from slipring.base.errors import StartupError, Unavailable
 from slipring.base.progress_line import ProgressLine
 from slipring.base.standard_streams import print_encoded
+from slipring.commands.tables import table
 from slipring.config import settings
 from slipring.config.settings import Config, ConfigError
 from slipring.protocol import wire
@@ -37,7 +41,7 @@ _COLUMNS = (
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the commands that ``run`` executes."""
+    """Add the commands that ``manage`` executes."""
     commands = parser.add_subparsers(dest="keys_command", required=True)
     create = commands.add_parser(
         "create",
@@ -137,8 +141,12 @@ def _mcp_tool(given: str) -> str:
     return f"{server}.{tool}"
 
 
-async def run(arguments: argparse.Namespace, config: Config) -> int:
+def manage(arguments: argparse.Namespace, config: Config) -> int:
     """Execute a command and return its exit code. Raises ``StartupError`` if the store cannot be used."""
+    return asyncio.run(_run(arguments, config))
+
+
+async def _run(arguments: argparse.Namespace, config: Config) -> int:
     async with _opened(config) as store:
         if arguments.keys_command == "create":
             return await _create(store, arguments)
@@ -204,7 +212,7 @@ async def _list(store: Store, *, as_json: bool) -> int:
     if as_json:
         print_encoded(wire.encode([_public_fields(key) for key in keys]))
     else:
-        print(_table([_COLUMNS, *map(_row, keys)]))
+        print(table([_COLUMNS, *map(_row, keys)]))
     return 0
 
 
@@ -221,20 +229,10 @@ async def _revoke(store: Store, key_id: str) -> int:
 
 
 def _public_fields(key: Key) -> dict[str, Any]:
-    """Return the fields of a key that may be shown: all but the digest."""
-    return {
-        "id": key.id,
-        "tenant": key.tenant,
-        "name": key.name,
-        "models": key.models,
-        "mcp_servers": key.mcp_servers,
-        "mcp_tools": key.mcp_tools,
-        "requests_per_minute": key.requests_per_minute,
-        "tokens_per_day": key.tokens_per_day,
-        "images_per_minute": key.images_per_minute,
-        "created_at": key.created_at,
-        "revoked_at": key.revoked_at,
-    }
+    """The fields of a key that may be shown: all but the digest."""
+    fields = structs.asdict(key)
+    del fields["digest"]
+    return fields
 
 
 def _row(key: Key) -> Sequence[str]:
@@ -258,9 +256,3 @@ def _or_dash(number: int | None) -> str:
 
 def _date(seconds: int | None) -> str:
     return "-" if seconds is None else datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _table(rows: list[Sequence[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
-    return "\n".join(line.rstrip() for line in lines)

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from slipring.base.standard_streams import print_encoded
+from slipring.commands.tables import table
 from slipring.engines.hub.context_and_slots import available_memory
 from slipring.engines.hub.gguf_variants import gigabytes
 from slipring.engines.hub.model_hub import HeldModel, ModelHub
@@ -31,10 +32,7 @@ def list_models(arguments: argparse.Namespace) -> int:
             f" {_EXAMPLE}' fetches one ({_EXAMPLE_SIZE}); docs/local-models.md names models for agents."
         )
         return 0
-    rows = [_COLUMNS, *map(_row, held)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-    print("\n".join(line.rstrip() for line in lines))
+    print(table([_COLUMNS, *map(_row, held)]))
     print(f"\n'slipring serve --model MODEL' serves one{_available()}.")
     return 0
 

@@ -19,7 +19,7 @@ from slipring.base.garbage_collection import collection_paused, skip_last_collec
 from slipring.base.interruption import interruptible
 from slipring.base.progress_line import ProgressLine
 from slipring.base.standard_streams import discard_output
-from slipring.commands.flags import DEFAULT_URL, named_url
+from slipring.commands.client_environment import DEFAULT_URL, named_url
 from slipring.config.settings import Config
 from slipring.engines.hub.model_hub import ModelHub
 from slipring.engines.hub.model_names import model_of_flag, opened_name

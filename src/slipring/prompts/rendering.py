@@ -6,10 +6,7 @@ the context is rendered from all its items and ``Rendering.fallback`` gives the 
 
 ``templates.template_renderer`` has the ``Renderer`` that runs chat templates.
 
-A ``ChainChoice`` is an exception to that rule: tokens that a chain keeps although rendering its whole history
-would drop or change them. Without it, the engine would have to read the last answer again in every turn.
-Which of them a model's template makes necessary is found when its renderer is made; ``slipring inspect``
-names them.
+A ``ChainChoice`` is an exception to that rule.
 """
 
 from abc import ABC, abstractmethod
@@ -21,54 +18,14 @@ from msgspec import Struct
 
 from slipring.core.chain.head import Head
 from slipring.core.generation import ANY_ID, Job, Settings
+from slipring.prompts.chain_choices import ChainChoice
+from slipring.prompts.full_renders import CANNOT_SEE, OTHER_WRITER, CannotAppend
 from slipring.prompts.parsing.output_format import OutputFormat
-from slipring.prompts.tokenization.token_budget import UNLIMITED, BudgetedEncoder, TokenBudget, TooManyTokens
+from slipring.prompts.tokenization.token_budget import UNLIMITED, BudgetedEncoder, TokenBudget
 from slipring.prompts.tokenization.tokenizer import Vocabulary
 from slipring.protocol import wire
-from slipring.protocol.items import Effort, Item, kept_tools
+from slipring.protocol.items import Effort, Item
 from slipring.protocol.requests import TextFormat
-
-
-class ChainChoice(Struct, frozen=True):
-    """Something that stays in a chain although a rendering of all items drops it."""
-
-    name: str
-    kept: str
-    reason: str
-
-
-EMPTY_THOUGHTS = ChainChoice(
-    "empty_thoughts",
-    "thoughts without content, which the template writes in a prompt or for the latest answers only",
-    "they are a few tokens; without them, the engine would read the last answer again in every turn",
-)
-WHITE_SPACE = ChainChoice(
-    "white_space",
-    "white space as the model read it, where the template changes it once another message follows",
-    "it is a token or two; changed, the engine would read the last answer again in every turn",
-)
-CALL_TEXTS = ChainChoice(
-    "call_texts",
-    "texts before calls, which the template never writes",
-    "the model goes on with what it said, and the engine need not read the last call again in every step",
-)
-LOOP_THOUGHTS = ChainChoice(
-    "loop_thoughts",
-    "thoughts of a tool loop, until a message other than a tool output follows",
-    "the model goes on with what it thought, and the engine need not read the last call again in every step",
-)
-CALL_IDS = ChainChoice(
-    "call_ids",
-    "calls without ids, as the model wrote them, where the template adds ids once another message follows",
-    "the model never writes them; with them, the engine would read the last call again in every step",
-)
-ALL_THOUGHTS = ChainChoice(
-    "all_thoughts",
-    "thoughts of all earlier answers",
-    "the option thinking=keep says so, or a built-in template for any model writes the context",
-)
-CHAIN_CHOICES = (EMPTY_THOUGHTS, WHITE_SPACE, CALL_IDS, CALL_TEXTS, LOOP_THOUGHTS, ALL_THOUGHTS)
-
 
 _STEP_BYTES = 400
 _PICTURE_BYTES = 150
@@ -284,10 +241,6 @@ class TokenBytes(dict[int, bytes]):
         return b"".join([self[id] for id in ids])
 
 
-class CannotAppend(Exception):
-    """The delta cannot be appended to the parent's tokens. The message says why."""
-
-
 class Renderer(ABC):
     """Renders contexts for one model and knows the format of its output."""
 
@@ -359,52 +312,24 @@ class Renderer(ABC):
         Raises ``TooManyTokens`` as soon as it is clear that the context exceeds the budget.
         """
         if job.parent is None:
-            return self._render_all(job, job.input, BudgetedEncoder(self.vocabulary, budget))
+            return self.render_all(job, job.input, BudgetedEncoder(self.vocabulary, budget))
         try:
             return self.continued(job, budget)
         except CannotAppend as rewritten:
             encoder = BudgetedEncoder(self.vocabulary, budget)
-            return self._render_all(job, tuple(job.context()), encoder, str(rewritten))
+            return self.render_all(job, tuple(job.context()), encoder, str(rewritten))
 
     def continued(self, job: Job, budget: TokenBudget = UNLIMITED) -> Rendering:
         """Append a job's new items to its parent's tokens. Raises ``CannotAppend``, or as ``render``."""
         position = job.parent.position if job.parent is not None else None
         if not isinstance(position, Rendered) or not self.wrote(position):
-            raise CannotAppend("the parent was not rendered by this model")
+            raise CannotAppend(OTHER_WRITER)
         if position.body.pictures and not self.takes_pictures:
-            raise CannotAppend("the parent has pictures, which this model cannot see")
+            raise CannotAppend(CANNOT_SEE)
         encoder = BudgetedEncoder(self.vocabulary, budget, used=position.total)
         context = self.append(position, job, encoder)
         prompt = self.open(context)
         return Rendering(context, prompt, prompt.total - position.total)
-
-    def shorten(self, job: Job, budget: TokenBudget) -> Rendering | None:
-        """Render a job's context without its oldest items, dropping as few as the budget allows.
-
-        Returns None if not even the last item fits. A call and its output are kept or dropped together.
-        Tools that dropped items added are kept.
-        """
-        items = tuple(job.context())
-        cuts = _cuts(items)
-        fits: Rendering | None = None
-        cache: dict[str, list[int]] = {}
-        low, high = 0, len(cuts)
-        while low < high:
-            middle = (low + high) // 2
-            cut = cuts[middle]
-            added_tools = filter(None, map(kept_tools, items[:cut]))
-            kept = (*added_tools, *items[cut:])
-            encoder = BudgetedEncoder(self.vocabulary, budget, cache=cache)
-            dropped = len(items) - len(kept)
-            try:
-                tried = self._render_all(job, kept, encoder, "the oldest items were dropped", dropped)
-            except TooManyTokens:
-                tried = None
-            if tried is not None and tried.prompt.total <= budget.tokens:
-                fits, high = tried, middle
-            else:
-                low = middle + 1
-        return fits
 
     def bytes_of(self, id: int) -> bytes:
         """The bytes of a token in an answer; markers of calls and thoughts count as text."""
@@ -430,7 +355,7 @@ class Renderer(ABC):
         marks = filter(self.vocabulary.has_control, self.output_format.marks())
         return {self.vocabulary.control(mark): mark.encode() for mark in marks}
 
-    def _render_all(
+    def render_all(
         self,
         job: Job,
         items: Sequence[Item],
@@ -438,6 +363,8 @@ class Renderer(ABC):
         reason: str | None = None,
         dropped_items: int = 0,
     ) -> Rendering:
+        """Render a context from these items. ``reason``: why they are not appended to what is rendered.
+        ``dropped_items``: how many older items the context has."""
         thoughts = 0
         if dropped_items:
             kept = sum(item.type == "reasoning" for item in items)
@@ -445,15 +372,3 @@ class Renderer(ABC):
         context = self.start(job.head, job.settings, items, encoder, dropped_thoughts=thoughts)
         prompt = self.open(context)
         return Rendering(context, prompt, prompt.total, reason, dropped_items)
-
-
-def _cuts(items: Sequence[Item]) -> list[int]:
-    """Indices at which a context may begin: not between a call and its output, not after the last item."""
-    answered = {item.call_id: index for index, item in enumerate(items) if item.type.endswith("_output")}
-    cuts, reach = [], 0
-    for index, item in enumerate(items[:-1]):
-        if item.call_id is not None:
-            reach = max(reach, answered.get(item.call_id, index))
-        if reach <= index:
-            cuts.append(index + 1)
-    return cuts

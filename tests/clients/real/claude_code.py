@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from slipring.prompts.parsing.call_writer import Call as WrittenCall
+from slipring.prompts.parsing.answer_writer import Call as WrittenCall
 from tests.clients.family_server import MOVING, family_server, require_appended
 from tests.clients.real.client import Client
 from tests.clients.real.stage import Answer, Ended, Stage, call, say, shown_images, tool_results

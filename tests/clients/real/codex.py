@@ -8,7 +8,7 @@ from functools import partial
 
 import aiohttp
 
-from slipring.prompts.parsing.call_writer import Call
+from slipring.prompts.parsing.answer_writer import Call
 from tests.clients.family_server import ASKED_TO_THINK, MOVING, family_server, require_appended
 from tests.clients.real.client import Client
 from tests.clients.real.disturbances import Cutting, Forgetting, Refusing

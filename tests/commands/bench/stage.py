@@ -4,10 +4,11 @@ from pathlib import Path
 from typing import Any
 
 from slipring.commands.bench.measure.modes import MODES, Mode
+from slipring.commands.bench.measure.progress import BenchProgress
 from slipring.commands.bench.measure.run import Bench
 from slipring.commands.bench.options import BenchOptions
-from slipring.commands.bench.results import BenchRecord, LoopResult, Workload
-from slipring.commands.bench.subject.endpoint import Target
+from slipring.commands.bench.results import BenchRecord, Workload
+from slipring.commands.bench.target import Target
 from slipring.commands.bench.workloads.plan import Plan, PlanStep, message
 
 TOOL = {
@@ -17,26 +18,16 @@ TOOL = {
 }
 
 
-class Watching:
-    """An observer that records the order of loops."""
+class Watching(BenchProgress):
+    """Records the order of loops."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.order: list[tuple[int, str]] = []
 
-    def endpoint_opened(self) -> None:
-        pass
-
-    def turn_finished(self, number: int) -> None:
-        pass
-
-    def workload_started(self, plan: Plan, modes: list[Mode], repeats: int) -> None:
-        pass
-
     def loop_started(self, mode: Mode, repeat: int) -> None:
+        super().loop_started(mode, repeat)
         self.order.append((repeat, mode.name))
-
-    def loop_finished(self, mode: Mode, loops: list[LoopResult]) -> None:
-        pass
 
 
 def tiny(calls: int = 2, task: str = "Fix it.", **fields: Any) -> Plan:

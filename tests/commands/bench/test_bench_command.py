@@ -10,11 +10,9 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from slipring.commands.bench import command, results
+from slipring.commands.bench import results
 from slipring.commands.bench.measure.modes import MODES
 from slipring.commands.bench.measure.run import Bench
-from slipring.commands.bench.options import BenchOptions, Outputs
-from slipring.commands.bench.subject.endpoint import Target
 from slipring.commands.bench.workloads.catalogue import CODING_CALLS
 from slipring.commands.cli import main
 from tests.commands.bench.faulty import Faulty, serving
@@ -170,9 +168,6 @@ def test_the_record_is_written_after_an_unexpected_error(
         raise RuntimeError("an unexpected error")
 
     monkeypatch.setattr(Bench, "run", run)
-    options = BenchOptions(
-        target=Target(), workloads=("short",), outputs=Outputs(json=tmp_path / "record.json")
-    )
     with pytest.raises(RuntimeError, match="an unexpected error"):
-        command.bench(options)
+        main(["bench", "--workload", "short", "--json", str(tmp_path / "record.json")])
     assert len(results.read(tmp_path / "record.json").loops) == 1

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from slipring.commands.bench import results
-from slipring.commands.flags import UsageError
+from slipring.commands.failures import UsageError
 from tests.commands.bench.records import SHORT, record
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from slipring.commands.bench.report import units
-from slipring.commands.bench.report.verdict import amount
+from slipring.commands.bench.report.verdict import amount, compare
 from slipring.commands.bench.results import (
     BenchRecord,
     BenchSettings,
@@ -14,7 +14,7 @@ from slipring.commands.bench.results import (
     TurnResult,
     Workload,
 )
-from slipring.commands.bench.statistics import by_turn, compare, cumulative, spread, summarise
+from slipring.commands.bench.statistics import by_turn, cumulative, spread, summarise
 from tests.commands.bench.records import CODING, MODES, RECORDS, SHORT, loops
 from tests.commands.bench.records import record as made_up_record
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from slipring.commands.cli import main
-from slipring.commands.inspection.command import show
 from slipring.commands.inspection.model_facts import Report
+from slipring.commands.inspection.printed_report import show
 from slipring.commands.inspection.verdict import report_of
 from slipring.engines.llama.engine import LlamaEngine
 from slipring.engines.llama.options import LlamaOptions

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from rich.cells import cell_len
 from rich.console import Console
 
+from slipring.commands.top.figures import count, duration, rate, share, size, visible
 from slipring.commands.top.screen import Screen, lines
-from slipring.commands.top.sections import count, duration, rate, share, size, visible
 from slipring.commands.top.state import State, View
 from slipring.observation.live_messages import Message
 from slipring.protocol.turn_report import Departure

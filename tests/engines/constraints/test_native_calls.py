@@ -19,7 +19,7 @@ from slipring.core.generation import CallArguments, CallStarted, Job, Settings
 from slipring.engines.constraints.answer_constraint import tag_of
 from slipring.engines.constraints.grammar_compiler import IN_THREAD
 from slipring.engines.constraints.llama_grammar import grammar_of
-from slipring.prompts.parsing.call_writer import Call, write_answer
+from slipring.prompts.parsing.answer_writer import Call
 from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.prompts.tokenization.tokenizer import Tokenizer
 from slipring.protocol.requests import TEXT, TextFormat, read_format
@@ -28,6 +28,7 @@ from tests.core.connection import PLAIN
 from tests.engines.fakes.structural_tags import read_tag, schemas_of
 from tests.prompts.parsing import family_formats
 from tests.prompts.parsing.answers import parsed
+from tests.prompts.parsing.written_answers import write_answer
 from tests.prompts.vocabulary import of_format, small_metadata
 
 FORMATS = family_formats.FORMATS

@@ -8,7 +8,7 @@ from aiohttp import web
 from msgspec import Struct
 
 from slipring.engines.tokens.model_files import read_tokenizer
-from slipring.prompts.parsing.call_writer import Call, Piece, answer_pieces
+from slipring.prompts.parsing.answer_writer import Call, Piece, answer_pieces
 from slipring.prompts.parsing.output_format import OutputFormat
 from slipring.prompts.tokenization.control_token_guard import ControlTokenFinder
 from tests.engines.fakes.server import Stop

@@ -13,7 +13,7 @@ from slipring.base.errors import InvalidRequest
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Job, Settings
-from slipring.prompts.parsing.output_parser import OutputParser
+from slipring.prompts.parsing.output_parser import output_parser
 from slipring.prompts.rendering import Rendered, Rendering
 from slipring.prompts.templates.probed_template import ModelTemplate
 from slipring.prompts.templates.template_renderer import TemplateRenderer
@@ -178,7 +178,7 @@ class Comparison:
         entry: Mapping[str, Any],
     ) -> Iterator[Difference]:
         """What is read in the emitted ids must be what the oracle reads."""
-        parser = OutputParser(
+        parser = output_parser(
             self._renderer.output_format, OFFER, starts_thinking=self._renderer.opens_thought(prompt)
         )
         stops = self._renderer.stop_ids()

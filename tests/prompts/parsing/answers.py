@@ -7,7 +7,7 @@ from msgspec import Raw
 
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Text, Thought
 from slipring.prompts.parsing.output_format import OutputFormat
-from slipring.prompts.parsing.output_parser import OutputParser
+from slipring.prompts.parsing.output_parser import output_parser
 from slipring.protocol.tools import CallableTool, CustomTool, FunctionTool, Offer
 
 
@@ -50,7 +50,7 @@ def parsed(
     trusted: bool = False,
     cut_off: bool = False,
 ) -> list[Delta]:
-    parser = OutputParser(format, offer, thinking=thinking, starts_thinking=starts_thinking, trusted=trusted)
+    parser = output_parser(format, offer, thinking=thinking, starts_thinking=starts_thinking, trusted=trusted)
     deltas = [delta for piece in pieces for delta in parser.feed(piece)]
     return merged(deltas + parser.finish(cut_off=cut_off))
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Text, Thought
-from slipring.prompts.parsing.output_parser import OutputParser
+from slipring.prompts.parsing.output_parser import output_parser
 from tests.prompts.parsing.answers import NONE, OFFER, broken_call, call, check, parsed, split
 from tests.prompts.parsing.family_formats import MUSE
 
@@ -83,7 +83,7 @@ def test_without_tools_calls_are_text() -> None:
 
 
 def test_the_state_of_the_parser_is_that_of_the_current_message() -> None:
-    parser = OutputParser(MUSE, OFFER)
+    parser = output_parser(MUSE, OFFER)
     states = []
     for text in (
         " to=self",

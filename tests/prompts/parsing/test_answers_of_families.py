@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from slipring.core.generation import CallArguments, CallStarted, Delta, Text, Thought
-from slipring.prompts.parsing.call_writer import Call, write_answer
+from slipring.prompts.parsing.answer_writer import Call
 from slipring.prompts.parsing.output_format import OutputFormat
 from slipring.protocol.tools import Offer
 from tests.prompts.parsing import family_formats
 from tests.prompts.parsing.answers import function, parsed
+from tests.prompts.parsing.written_answers import write_answer
 from tests.prompts.templates.detection.test_format_detection import KNOWN, of_family
 from tests.prompts.templates.family_templates import NAMES
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Text, Thought
 from slipring.prompts.parsing.output_format import JsonCalls, NamedJsonCalls, OutputFormat, TaggedCalls
-from slipring.prompts.parsing.output_parser import OutputParser
+from slipring.prompts.parsing.output_parser import output_parser
 from slipring.protocol.tools import Offer
 from tests.prompts.parsing import family_formats
 from tests.prompts.parsing.answers import NONE, check, custom, custom_call, function, merged, parsed, split
@@ -158,7 +158,7 @@ def test_a_call_is_emitted_when_it_ends(name: str) -> None:
     """It does not wait for text after it, nor for the mark that closes it."""
     text = written(FORMATS[name], [("f", ARGUMENTS)])
     for trusted in (False, True):
-        parser = OutputParser(FORMATS[name], OFFER, trusted=trusted)
+        parser = output_parser(FORMATS[name], OFFER, trusted=trusted)
         deltas = [delta for piece in text for delta in parser.feed(piece)]
         assert values_of(merged(deltas)) == deltas_of([("f", ARGUMENTS)])
         assert not parser.is_holding
@@ -178,7 +178,7 @@ def test_a_call_ends_before_the_next_begins(name: str, trusted: bool) -> None:
     calls: list[Call] = [("f", ARGUMENTS), ("files__read", {"text": "x"})]
     text = first_of(FORMATS[name], calls)
     for pieces in ([text], text):
-        parser = OutputParser(FORMATS[name], OFFER, trusted=trusted)
+        parser = output_parser(FORMATS[name], OFFER, trusted=trusted)
         deltas = [delta for piece in pieces for delta in parser.feed(piece)]
         assert deltas[-1] == CallEnded()
         assert values_of(merged(deltas)) == deltas_of(calls[:1])
@@ -193,7 +193,7 @@ def test_arguments_are_streamed_once_the_name_is_certain(name: str, trusted: boo
     """In layouts whose arguments are JSON, and the strings of tagged ones."""
     format = FORMATS[name]
     text = written(format, [("f", {"text": "stuvw"})])
-    parser = OutputParser(format, OFFER, trusted=trusted)
+    parser = output_parser(format, OFFER, trusted=trusted)
     begun = parser.feed(text[: text.index("uvw")])
     if format.is_harmony or isinstance(format.calls, PIECEWISE):
         assert merged(begun) == [CallStarted("function", "f"), CallArguments('{"text": "st')]
@@ -387,7 +387,7 @@ def test_in_any_split_a_call_ends_before_the_next_begins(
     known = [call for call in calls if call[0] != "nope"][:1]
     if not known or not is_unambiguous(format, known):
         return
-    parser = OutputParser(format, OFFER, trusted=trusted)
+    parser = output_parser(format, OFFER, trusted=trusted)
     text = first_of(format, [*known, ("f", {"text": "x"})])
     deltas = [delta for piece in split(text, cuts) for delta in parser.feed(piece)]
     assert values_of(merged(deltas)) == deltas_of(known)

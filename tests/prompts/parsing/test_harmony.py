@@ -3,7 +3,7 @@
 import pytest
 
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Text, Thought
-from slipring.prompts.parsing.output_parser import OutputParser
+from slipring.prompts.parsing.output_parser import output_parser
 from tests.prompts.parsing.answers import NONE, OFFER, broken_call, call, check, custom_call, parsed
 from tests.prompts.parsing.family_formats import HARMONY
 
@@ -185,7 +185,7 @@ def test_without_thinking_and_tools_all_is_text() -> None:
 
 
 def test_text_and_thought_are_emitted_at_once() -> None:
-    parser = OutputParser(HARMONY, OFFER)
+    parser = output_parser(HARMONY, OFFER)
 
     def state() -> tuple[bool, bool, bool]:
         return parser.is_idle, parser.is_thinking, parser.is_holding

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Text, Thought
 from slipring.prompts.parsing.output_format import JsonCalls, OutputFormat
-from slipring.prompts.parsing.output_parser import OutputParser
+from slipring.prompts.parsing.output_parser import output_parser
 from slipring.protocol.tools import Offer
 from tests.prompts.parsing.answers import (
     NONE,
@@ -388,7 +388,7 @@ def test_the_mark_that_closes_thoughts_closes_them_within_a_quoted_call() -> Non
 
 
 def test_a_call_in_a_thought_is_held_back() -> None:
-    parser = OutputParser(QWEN, OFFER, starts_thinking=True)
+    parser = output_parser(QWEN, OFFER, starts_thinking=True)
     assert parser.feed(f"Hm.<tool_call>{F[:-1]}") == [Thought("Hm.")]
     assert parser.is_holding
     assert parser.feed("}") == []
@@ -440,7 +440,7 @@ def test_thinking_can_be_off() -> None:
 
 
 def test_text_and_thought_are_emitted_at_once_except_for_a_possible_marker() -> None:
-    parser = OutputParser(QWEN, OFFER)
+    parser = output_parser(QWEN, OFFER)
     assert parser.feed("<think>") == []
     assert parser.is_thinking
     assert parser.feed("Hm") == [Thought("Hm")]
@@ -459,7 +459,7 @@ def test_text_and_thought_are_emitted_at_once_except_for_a_possible_marker() -> 
 
 
 def test_a_call_is_emitted_when_it_is_complete() -> None:
-    parser = OutputParser(BOTH, OFFER)
+    parser = output_parser(BOTH, OFFER)
     assert parser.feed('{"name": "f", "arguments": {') == []
     assert parser.feed('"a": 1') == [CallStarted("function", "f"), CallArguments('{"a": 1')]
     assert parser.feed("}") == []
@@ -470,7 +470,7 @@ def test_a_call_is_emitted_when_it_is_complete() -> None:
 
 
 def test_a_parser_is_idle_outside_of_thoughts_calls_and_possible_markers() -> None:
-    parser = OutputParser(BOTH, OFFER)
+    parser = output_parser(BOTH, OFFER)
     states = []
     for text in ("Hm", " <", "b <think>", "so</think>", "<tool_call>", f"{G}</tool_call>"):
         parser.feed(text)
@@ -480,10 +480,10 @@ def test_a_parser_is_idle_outside_of_thoughts_calls_and_possible_markers() -> No
 
 
 def test_nothing_is_held_back_if_no_marker_is_possible() -> None:
-    parser = OutputParser(QWEN, NONE, thinking=False)
+    parser = output_parser(QWEN, NONE, thinking=False)
     assert parser.feed("a \n<") == [Text("a \n<")]
     assert parser.feed(" ") == [Text(" ")]
-    parser = OutputParser(OutputFormat(calls=JsonCalls(is_bare=True)), OFFER)
+    parser = output_parser(OutputFormat(calls=JsonCalls(is_bare=True)), OFFER)
     assert parser.feed(" ") == []
     assert parser.feed("a ") == [Text(" a ")]
 

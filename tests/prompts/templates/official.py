@@ -28,7 +28,7 @@ from slipring.commands.inspection.sample_conversation import (
     user,
 )
 from slipring.core.generation import Settings
-from slipring.prompts.parsing.call_writer import Call
+from slipring.prompts.parsing.answer_writer import Call
 from slipring.prompts.templates.jinja_engines import TemplateError
 from slipring.prompts.templates.probed_template import ModelTemplate
 from slipring.prompts.templates.template_renderer import TemplateRenderer

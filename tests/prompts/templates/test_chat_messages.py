@@ -14,8 +14,8 @@ from slipring.prompts.templates.chat_messages import (
     MessageFields,
     PendingCall,
     head_messages,
-    template_tools,
 )
+from slipring.prompts.templates.template_values import template_tools
 from slipring.protocol.items import Item, short_id
 from slipring.protocol.requests import TEXT, TextFormat
 from slipring.protocol.tools import Toolset

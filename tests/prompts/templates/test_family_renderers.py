@@ -5,15 +5,9 @@ from msgspec import structs
 
 from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Job
+from slipring.prompts.full_renders import DROPS_THOUGHTS, EFFORT_CHANGED, MOVES_EARLIER, REWRITES_EARLIER
 from slipring.prompts.rendering import Rendered, Rendering
-from slipring.prompts.templates.template_draft import REWRITES_EARLIER
-from slipring.prompts.templates.template_renderer import (
-    DROPS_THOUGHTS,
-    EFFORT_CHANGED,
-    MOVES_EARLIER,
-    Tail,
-    TemplateRenderer,
-)
+from slipring.prompts.templates.template_renderer import Tail, TemplateRenderer
 from slipring.protocol.items import Item
 from tests.prompts.templates.family_renderers import family_renderer
 from tests.prompts.templates.family_templates import NAMES

@@ -13,22 +13,17 @@ from slipring.core.chain.head import Head
 from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Job
 from slipring.core.token_estimates import estimated_picture_tokens
+from slipring.prompts.full_renders import REWRITES_EARLIER
 from slipring.prompts.rendering import Rendered, picture_id
 from slipring.prompts.rendering_codec import RenderingCodec
-from slipring.prompts.templates.chat_messages import (
-    INLINE,
-    MOVED,
-    PARTS,
-    ChatMessage,
-    PictureForm,
-    picture_mark,
-)
+from slipring.prompts.templates.chat_messages import ChatMessage
 from slipring.prompts.templates.message_forms import MessageForms
+from slipring.prompts.templates.picture_marks import INLINE, MOVED, PARTS, PictureForm, picture_mark
 from slipring.prompts.templates.probed_template import ModelTemplate
-from slipring.prompts.templates.template_draft import REWRITES_EARLIER
 from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.prompts.tokenization.token_budget import TokenBudget
 from slipring.prompts.tokenization.tokenizer import Tokenizer
+from slipring.prompts.truncation import shorten
 from slipring.protocol import wire
 from slipring.protocol.items import Item
 from slipring.protocol.pictures.item_pictures import Picture, pictures
@@ -322,6 +317,6 @@ def test_truncation_drops_items_with_their_pictures() -> None:
     items = tuple(said("Look: ", number) for number in (1, 2, 3))
     asked = job(items)
     whole = seeing.render(asked).prompt.total
-    shortened = seeing.shorten(asked, TokenBudget(whole - 1))
+    shortened = shorten(seeing, asked, TokenBudget(whole - 1))
     assert shortened is not None
     assert shortened.prompt.digests() == [picture(2).digest, picture(3).digest]

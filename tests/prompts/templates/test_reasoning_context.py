@@ -6,16 +6,12 @@ import pytest
 from msgspec import structs
 
 from slipring.core.generation import Job
+from slipring.prompts.full_renders import ASKED_TO_DROP, CONTEXT_CHANGED
 from slipring.prompts.rendering import Rendering
-from slipring.prompts.templates.template_renderer import (
-    ASKED_TO_DROP,
-    CONTEXT_CHANGED,
-    TemplateRenderer,
-    clipped,
-    joined,
-    ranges_of,
-)
+from slipring.prompts.templates.template_renderer import TemplateRenderer
+from slipring.prompts.templates.unwritten_thoughts import clipped, joined, ranges_of
 from slipring.prompts.tokenization.token_budget import TokenBudget
+from slipring.prompts.truncation import shorten
 from slipring.protocol.items import Item
 from tests.prompts.templates.family_renderers import family_renderer
 from tests.prompts.templates.family_templates import NAMES
@@ -116,7 +112,7 @@ def test_thoughts_are_counted_from_the_beginning_where_the_oldest_items_were_dro
     long = (user("x"), thought("Long ago."), message("assistant", "y" * 4000))
     asked = asking(job((*long, *HISTORY)), None)
     whole = renderer.render(asked)
-    shortened = renderer.shorten(asked, TokenBudget(whole.prompt.total - 1000))
+    shortened = shorten(renderer, asked, TokenBudget(whole.prompt.total - 1000))
     assert withheld(renderer, whole) == {0, 1, 2}
     assert shortened is not None
     assert shortened.dropped_items

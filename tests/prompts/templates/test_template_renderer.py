@@ -13,20 +13,22 @@ from slipring.base.errors import InvalidRequest
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Job, Settings
-from slipring.prompts.rendering import Rendered, Rendering
-from slipring.prompts.templates.jinja_engines import TemplateError
-from slipring.prompts.templates.probed_template import ModelTemplate
-from slipring.prompts.templates.template_draft import NO_BOUNDARY, REWRITES_EARLIER
-from slipring.prompts.templates.template_renderer import (
+from slipring.prompts.full_renders import (
     CONTINUES_ASSISTANT,
     DROPS_THOUGHTS,
     EFFORT_CHANGED,
     HEAD_CHANGED,
     MOVES_EARLIER,
+    NO_BOUNDARY,
     OPENED_OTHERWISE,
-    TemplateRenderer,
+    REWRITES_EARLIER,
 )
+from slipring.prompts.rendering import Rendered, Rendering
+from slipring.prompts.templates.jinja_engines import TemplateError
+from slipring.prompts.templates.probed_template import ModelTemplate
+from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.prompts.tokenization.token_budget import TokenBudget
+from slipring.prompts.truncation import shorten
 from slipring.protocol.items import Item
 from slipring.protocol.tools import Toolset
 from tests.prompts.parsing.family_formats import HERMES
@@ -498,7 +500,7 @@ def test_contexts_that_are_too_long_are_shortened() -> None:
     writes = template_renderer("chatml")
     items = (user("one " * 50), message("assistant", "two"), user("three"))
     most = whole(writes, *items[1:]).prompt.total
-    shortened = writes.shorten(job(items), TokenBudget(most))
+    shortened = shorten(writes, job(items), TokenBudget(most))
     assert shortened is not None
     assert shortened.dropped_items == 1
 

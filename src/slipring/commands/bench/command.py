@@ -1,5 +1,6 @@
 """Runs ``slipring bench``: measures, shows and writes the results, and returns the exit code."""
 
+import argparse
 import asyncio
 import importlib.util
 import os
@@ -9,64 +10,28 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
-from slipring.base.progress_line import ProgressLine, bar
 from slipring.commands.bench import results
-from slipring.commands.bench.measure.modes import Mode
+from slipring.commands.bench.measure.progress import BenchProgress
 from slipring.commands.bench.measure.run import Bench
-from slipring.commands.bench.options import BenchOptions, Outputs
+from slipring.commands.bench.options import BenchOptions, Outputs, from_namespace
 from slipring.commands.bench.report.terminal import show
 from slipring.commands.bench.results import BenchRecord
-from slipring.commands.bench.subject.endpoint import Target
+from slipring.commands.bench.target import Target
 from slipring.commands.bench.workloads.catalogue import WORKLOADS, deep
 from slipring.commands.bench.workloads.plan import Plan
 from slipring.commands.bench.workloads.replay import read_recording
-from slipring.commands.flags import UsageError
-
-
-class BenchProgress(ProgressLine):
-    """Counts the loops of a workload, and the turns of a loop."""
-
-    def __init__(self, **line: Any) -> None:
-        super().__init__(**line)
-        self._name = self._now = ""
-        self._done = self._total = self._turns = 0
-
-    def endpoint_opened(self) -> None:
-        self.show("trying the modes")
-
-    def workload_started(self, plan: Plan, modes: list[Mode], repeats: int) -> None:
-        self._name, self._turns = plan.workload.name, len(plan.steps)
-        self._done, self._total = 0, len(modes) * repeats
-        self._show("")
-
-    def loop_started(self, mode: Mode, repeat: int) -> None:
-        self._now = mode.name
-        self._show(mode.name)
-
-    def turn_finished(self, number: int) -> None:
-        self._show(f"{self._now}, turn {number} of {self._turns}")
-
-    def loop_finished(self, mode: Mode, loops: list[results.LoopResult]) -> None:
-        """Report the first fault or error of the loops, if any."""
-        self._done += 1
-        for loop in loops:
-            if reasons := [*loop.faults, *([loop.error] if loop.error is not None else [])]:
-                self.report(f"{mode.name}: {reasons[0]}")
-                return
-
-    def _show(self, now: str) -> None:
-        self.show(f"{self._name} {bar(self._done, self._total)} {now}".rstrip())
-
+from slipring.commands.failures import UsageError
 
 FAILED = 1
 INTERRUPTED = 130
 
 
-def bench(options: BenchOptions) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Measure, or read a record; show it, write the requested files, and return the exit code.
 
     Raises ``UsageError`` and ``CommandFailed``.
     """
+    options = from_namespace(arguments, os.environ)
     outputs = options.outputs
     check_outputs(outputs.json, outputs.html, svg=outputs.svg)
     if options.record_path is not None:

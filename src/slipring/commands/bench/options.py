@@ -1,35 +1,18 @@
-"""Options of ``slipring bench``, from command-line flags and environment variables.
-
-API keys are read from the environment only: other users can see flags in the process list.
-"""
+"""Options of ``slipring bench``, from command-line flags and environment variables."""
 
 import argparse
-import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn, get_args
-from urllib.parse import urlsplit
 
 from slipring.commands import flags
 from slipring.commands.bench.client.transports import Api
 from slipring.commands.bench.measure.modes import MODES, modes_of
-from slipring.commands.bench.subject.endpoint import BadEngine, Target, simulated_speed
+from slipring.commands.bench.target import Target, add_target_flags, target_from_namespace
 from slipring.commands.bench.workloads.catalogue import DEPTHS, WORKLOADS
-from slipring.commands.flags import (
-    KEY_VARIABLE,
-    URL_VARIABLE,
-    UsageError,
-    api_key,
-    flag,
-    named_url,
-    number,
-    text,
-    variable_name,
-    whole,
-)
+from slipring.commands.failures import UsageError
+from slipring.commands.flags import flag, number, whole
 
-_KEY_VARIABLES = (KEY_VARIABLE, "SLIPRING_API_KEY")
 _NAMES = (*WORKLOADS, "deep", "replay")
 _TOKENS_PER_S = 1000.0
 _TIMEOUT_S = 300.0
@@ -127,77 +110,6 @@ class BenchOptions:
     outputs: Outputs = Outputs()
 
 
-class _RejectedKeyFlag(argparse.Action):
-    """Rejects flags for API keys without repeating the key in the error message."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: object,
-        option_string: str | None = None,
-    ) -> NoReturn:
-        parser.error(
-            "a key in a flag is visible to other users: name a variable that has it with --api-key-env"
-        )
-
-
-def add_target_flags(parser: argparse.ArgumentParser, *, tokens_per_s: float, timeout_s: float) -> None:
-    """Add the flags that describe the endpoint. They have no defaults here, so that a flag that was given can
-    be distinguished from one that was not; ``target_from_namespace`` applies the defaults."""
-    parser.add_argument(
-        "--url",
-        type=text,
-        help=f"base URL of the API, as in http://host/v1 (default: ${URL_VARIABLE}, else start a server)",
-    )
-    parser.add_argument(
-        "--model", metavar="NAME", type=text, help="model to use (default: the first in /models)"
-    )
-    parser.add_argument(
-        "--api-key-env",
-        metavar="VARIABLE",
-        type=variable_name,
-        help=f"environment variable with the API key (default: {' or '.join(_KEY_VARIABLES)})",
-    )
-    parser.add_argument(
-        *("--api-key", "--key", "--token"), action=_RejectedKeyFlag, nargs="?", help=argparse.SUPPRESS
-    )
-    parser.add_argument(
-        "--engine", metavar="SPEC", type=text, help="engine of the started server (default: simulated)"
-    )
-    parser.add_argument(
-        "--tokens-per-s",
-        metavar="RATE",
-        type=number(0),
-        help=f"simulated decoding speed; 0: unlimited (default: {tokens_per_s:g})",
-    )
-    parser.add_argument(
-        "--api",
-        choices=get_args(Api),
-        help="API of the requests; messages and chat send the whole conversation in every turn, as clients of"
-        " these APIs do, and know the modes http-full and http-full-newconn only (default: responses)",
-    )
-    parser.add_argument("--serve-flags", metavar="FLAGS", help="further flags of the started server")
-    parser.add_argument(
-        "--max-output-tokens",
-        metavar="N",
-        type=whole(1),
-        help="limit of each answer, for models that do not stop by themselves (default: none)",
-    )
-    parser.add_argument(
-        "--server-pid",
-        metavar="PID",
-        type=whole(1),
-        help="process id of the server at --url, if it runs on this machine, to measure its CPU",
-    )
-    parser.add_argument(
-        "--timeout-s",
-        type=number(0.001),
-        metavar="S",
-        help=f"time limit of a turn (default: {timeout_s:g})",
-    )
-
-
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``slipring bench``."""
     add_target_flags(parser, tokens_per_s=_TOKENS_PER_S, timeout_s=_TIMEOUT_S)
@@ -209,46 +121,6 @@ def loop_flags(namespace: argparse.Namespace) -> list[str]:
     """The given flags that ``slipring bench load`` lacks, or defines differently."""
     found = flags.given_names(namespace, BenchOptions) + flags.given_names(namespace, Outputs)
     return [name for name in found if name not in ("--json", "--svg")]
-
-
-def target_from_namespace(
-    namespace: argparse.Namespace, environ: Mapping[str, str], *, tokens_per_s: float, timeout_s: float
-) -> Target:
-    """Build the target from parsed flags (see ``add_target_flags``) and ``environ``. Raises
-    ``UsageError``."""
-    of_started = {"--engine": namespace.engine, "--serve-flags": namespace.serve_flags}
-    url: str | None = namespace.url
-    url_variable = None
-    if url is not None:
-        _check_url("--url", url)
-        for name, value in of_started.items():
-            if value:
-                raise UsageError(
-                    f"{name} applies to the server that the bench starts: it cannot be used with --url"
-                )
-    elif not any(of_started.values()) and (url := named_url(environ)) is not None:
-        _check_url(URL_VARIABLE, url)
-        url_variable = URL_VARIABLE
-    elif namespace.server_pid is not None:
-        raise UsageError("--server-pid needs --url")
-    if namespace.engine is not None:
-        try:
-            simulated_speed(namespace.engine)
-        except BadEngine as error:
-            raise UsageError(f"--engine: {error}") from None
-    return Target(
-        url=url,
-        url_variable=url_variable,
-        key=_key(namespace.api_key_env, environ),
-        model=namespace.model,
-        engine=namespace.engine,
-        tokens_per_s=tokens_per_s if namespace.tokens_per_s is None else namespace.tokens_per_s,
-        serve_flags=_serve_flags(namespace.serve_flags or ""),
-        server_pid=namespace.server_pid,
-        max_output_tokens=namespace.max_output_tokens,
-        api=namespace.api or "responses",
-        timeout_s=namespace.timeout_s or timeout_s,
-    )
 
 
 def from_namespace(namespace: argparse.Namespace, environ: Mapping[str, str]) -> BenchOptions:
@@ -279,35 +151,3 @@ def require_mode(name: str, api: Api) -> None:
     """Raise ``UsageError`` if an API does not have a mode."""
     if name not in (known := modes_of(api)):
         raise UsageError(f"--mode {name} cannot be used with --api {api}: choose from {', '.join(known)}")
-
-
-def _serve_flags(text: str) -> tuple[str, ...]:
-    try:
-        return tuple(shlex.split(text))
-    except ValueError as error:
-        raise UsageError(f"--serve-flags: {str(error).lower()}") from None
-
-
-def _key(variable: str | None, environ: Mapping[str, str]) -> str:
-    for name in (variable,) if variable else _KEY_VARIABLES:
-        if key := api_key(name, environ):
-            return key
-    if variable:
-        raise UsageError(f"--api-key-env: {variable} is not set")
-    return ""
-
-
-def _check_url(source: str, url: str) -> None:
-    """Raise ``UsageError`` for an invalid URL. The message repeats no part that may be a secret. ``source``:
-    the flag or variable that it is from."""
-    try:
-        parts = urlsplit(url)
-        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        is_url = False
-    if "@" in url:
-        raise UsageError(f"{source}: user names and passwords are not supported: see --api-key-env")
-    if not is_url:
-        raise UsageError(f"{source} {url}: not a URL like http://host/v1")
-    if parts.query or parts.fragment:
-        raise UsageError(f"{source}: query and fragment are not supported: give a URL like http://host/v1")

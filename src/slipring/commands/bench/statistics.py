@@ -1,4 +1,4 @@
-"""Statistics over a record: medians, percentiles, spreads, and the comparison of two modes.
+"""Statistics over a record: medians, percentiles and spreads.
 
 A mode with a faulty answer gets no times. If some repeats of a mode failed, its figures cover the others.
 """
@@ -12,8 +12,6 @@ from msgspec import Struct, structs
 
 from slipring.commands.bench.results import BenchRecord, Checked, LoopResult, TurnResult
 
-ENOUGH = 5
-"""Fewest repeats for which a difference is claimed: with fewer, all of them agree by chance too often."""
 _WEAKEST: tuple[Checked | None, ...] = (None, "none", "tokens", "digest")
 
 
@@ -63,30 +61,6 @@ class Summary(Struct, frozen=True, kw_only=True):
     """Mean time per turn that no stage covers, mostly transport; None if the server reports no stages."""
 
 
-class Comparison(Struct, frozen=True, kw_only=True):
-    """How much less wall time one mode takes than another: 0.4 is 40 % less, -0.1 is 10 % more."""
-
-    saved: float
-    """From the medians of both modes."""
-    low: float
-    high: float
-    """The range of the repeats. Each compares two loops that ran one after the other, because a machine that
-    slows down for a while slows down both."""
-    repeats: int
-
-    @property
-    def is_enough(self) -> bool:
-        """Whether there are at least ``ENOUGH`` repeats."""
-        return self.repeats >= ENOUGH
-
-    @property
-    def is_clear(self) -> bool:
-        """Whether there are enough repeats and all of them, and the medians, agree on the faster mode."""
-        is_less = self.low > 0 and self.saved > 0
-        is_more = self.high < 0 and self.saved < 0
-        return self.is_enough and (is_less or is_more)
-
-
 def spread(values: Iterable[float]) -> Spread | None:
     """None without values. The 95th percentile is by nearest rank, so it is one of the values."""
     ranked = sorted(values)
@@ -116,18 +90,6 @@ def finished(loops: Sequence[LoopResult]) -> list[LoopResult]:
     other lanes ran with less competition."""
     failed = {loop.repeat for loop in loops if loop.error is not None}
     return [loop for loop in loops if loop.repeat not in failed]
-
-
-def compare(slow: Sequence[LoopResult], fast: Sequence[LoopResult]) -> Comparison | None:
-    """Compare the repeats that both modes ran; None if there are none. A repeat with lanes counts as the
-    mean of its lanes."""
-    slow_ms, fast_ms = _by_repeat(slow), _by_repeat(fast)
-    pairs = [(slow_ms[repeat], fast_ms[repeat]) for repeat in slow_ms if repeat in fast_ms]
-    if not pairs or min(slow_ms.values()) <= 0:
-        return None
-    each = [1 - fast_one / slow_one for slow_one, fast_one in pairs]
-    medians = [statistics.median(side) for side in zip(*pairs, strict=True)]
-    return Comparison(saved=1 - medians[1] / medians[0], low=min(each), high=max(each), repeats=len(each))
 
 
 def cumulative(loops: Sequence[LoopResult]) -> list[tuple[int, Spread]]:
@@ -171,7 +133,7 @@ def _with_figures(summary: Summary, loops: list[LoopResult]) -> Summary:
     outputs = [sum(turn.output_tokens for turn in loop.turns) for loop in loops]
     return structs.replace(
         summary,
-        wall_ms=spread(_by_repeat(loops).values()),
+        wall_ms=spread(wall_by_repeat(loops).values()),
         turn_ms=spread(turn.total_ms for turn in turns),
         created_ms=spread(turn.created_ms for turn in turns if turn.created_ms is not None),
         first_token_ms=spread(turn.first_token_ms for turn in turns if turn.first_token_ms is not None),
@@ -187,7 +149,8 @@ def _with_figures(summary: Summary, loops: list[LoopResult]) -> Summary:
     )
 
 
-def _by_repeat(loops: Sequence[LoopResult]) -> dict[int, float]:
+def wall_by_repeat(loops: Sequence[LoopResult]) -> dict[int, float]:
+    """The wall time of each repeat; one with lanes counts as the mean of its lanes."""
     values: dict[int, list[float]] = {}
     for loop in loops:
         values.setdefault(loop.repeat, []).append(loop.wall_ms)

@@ -10,7 +10,7 @@ from aiohttp import ClientTimeout, ClientWebSocketResponse, ClientWSTimeout, WSM
 
 from slipring.base.connection_failures import reason
 from slipring.commands.chat.options import ChatOptions
-from slipring.commands.flags import CommandFailed
+from slipring.commands.failures import CommandFailed
 
 _OPEN_TIMEOUT_S = 30.0
 _CLOSE_TIMEOUT_S = 2.0

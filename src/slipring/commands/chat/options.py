@@ -8,17 +8,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from slipring.commands import flags
-from slipring.commands.flags import (
+from slipring.commands.client_environment import (
     DEFAULT_URL,
     KEY_VARIABLE,
     URL_VARIABLE,
     api_key,
-    flag,
     named_url,
-    text,
     variable_name,
-    whole,
 )
+from slipring.commands.flags import flag, text, whole
 
 
 @dataclass(frozen=True, slots=True)

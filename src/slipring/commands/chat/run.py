@@ -4,6 +4,7 @@ The main thread reads lines, because only it receives Ctrl-C. An event loop in a
 connection, so that it is read while the user types.
 """
 
+import argparse
 import asyncio
 import io
 import os
@@ -17,8 +18,9 @@ from typing import Any, TypeVar
 from slipring.base.standard_streams import discard_output
 from slipring.commands.chat.connection import Unreachable
 from slipring.commands.chat.conversation import Conversation
-from slipring.commands.chat.options import ChatOptions
-from slipring.commands.chat.screen import Keyboard, Screen
+from slipring.commands.chat.keyboard import Keyboard
+from slipring.commands.chat.options import ChatOptions, from_namespace
+from slipring.commands.chat.screen import Screen
 
 NO_ANSWER = 1
 INTERRUPTED = 130
@@ -32,8 +34,9 @@ _MOST_MODELS = 8
 T = TypeVar("T")
 
 
-def chat(options: ChatOptions, message: str) -> int:
-    """Chat on the standard streams and return the exit code. ``message``, if not empty, is the only turn."""
+def chat(arguments: argparse.Namespace) -> int:
+    """Chat on the standard streams and return the exit code. A message in the arguments is the only turn."""
+    options, message = from_namespace(arguments, os.environ), " ".join(arguments.message)
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")  # bytes that are no text must not end the chat
     screen = Screen(sys.stdout, sys.stderr, os.environ)

@@ -1,6 +1,6 @@
 """A sample conversation with a tool, rendered turn by turn as an engine renders it.
 
-The answers of the model are written in its own format (``call_writer``), and their ids are kept as if the
+The answers of the model are written in its own format (``answer_writer``), and their ids are kept as if the
 model had emitted them. So what is appended, and why something is not, is what a server would report.
 """
 
@@ -24,7 +24,7 @@ from slipring.core.generation import (
 )
 from slipring.core.turn.response_object import new_response
 from slipring.engines.tokens.token_answer import Piece, TokenAnswer
-from slipring.prompts.parsing.call_writer import Call, answer_pieces, piece_ids
+from slipring.prompts.parsing.answer_writer import Call, answer_pieces, piece_ids
 from slipring.prompts.rendering import Rendered, Renderer, Rendering
 from slipring.prompts.tokenization.control_token_guard import ControlTokenFinder
 from slipring.prompts.tokenization.tokenizer import Vocabulary

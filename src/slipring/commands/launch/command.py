@@ -5,7 +5,6 @@ client's process.
 import argparse
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -21,21 +20,21 @@ from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import ProxyHandler, Request, build_opener
 
-from slipring.commands.flags import (
+from slipring.commands import child_server
+from slipring.commands.client_environment import (
     DEFAULT_URL,
     KEY_VARIABLE,
     URL_VARIABLE,
-    CommandFailed,
     api_key,
     named_url,
-    text,
     variable_name,
 )
+from slipring.commands.failures import CommandFailed
+from slipring.commands.flags import text
 from slipring.commands.launch.clients import CLIENTS, Target
 
 _TIMEOUT_S = 10
 _STOP_TIMEOUT_S = 15
-_URL = re.compile(r"serves (http://\S+)")
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -81,29 +80,18 @@ def _is_url(text: str) -> bool:
 @contextmanager
 def started(engine: str, model: str | None) -> Iterator[str]:
     """Start a server on a free port; yield its URL, and stop it at the end. Raises ``CommandFailed``."""
-    command = [
-        sys.executable,
-        "-m",
-        "slipring.commands.bench.subject.exit_with_parent",
-        "serve",
-        "--port",
-        "0",
-    ]
-    command += ["--engine", engine, "--store", "memory", "--log-level", "warning"]
-    command += ["--model", model] if model else []
     process = subprocess.Popen(
-        command,
-        env={name: value for name, value in os.environ.items() if not name.startswith("SLIPRING_")},
+        child_server.command(engine, ["--model", model] if model else []),
+        env=child_server.environment(),
         stdin=subprocess.PIPE,  # the server stops when it closes, even if this process is killed
         stdout=subprocess.PIPE,
-        text=True,
         start_new_session=True,  # Ctrl-C is for the client
     )
     try:
         assert process.stdout is not None
         for line in process.stdout:
-            if found := _URL.search(line):
-                yield found[1]
+            if found := child_server.SERVES.search(line):
+                yield found[1].decode()
                 break
         else:
             raise CommandFailed(f"slipring serve exited with code {process.wait()} before it was ready")

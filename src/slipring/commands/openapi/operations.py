@@ -2,14 +2,17 @@
 that they make with the schemas.
 """
 
+import argparse
 import re
 from functools import partial
 from http import HTTPStatus
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from slipring import __version__
+from slipring.base.standard_streams import print_encoded
 from slipring.commands.openapi.schemas import EVENT, MESSAGES_EVENT, Schema, components, ref
 from slipring.protocol.chat_completions.completion import ChatChunk, ChatCompletion
 from slipring.protocol.chat_completions.requests import ChatRequest
@@ -258,6 +261,12 @@ _DESCRIPTION = (
     " leaving an optional field out. With the header `anthropic-version`, models and errors have the shape of"
     " the Messages API."
 )
+
+
+def print_document(arguments: argparse.Namespace) -> int:
+    """Print the document. Returns the exit code."""
+    print_encoded(msgspec.json.format(msgspec.json.encode(document())))
+    return 0
 
 
 def document() -> dict[str, Any]:

@@ -12,7 +12,7 @@ from msgspec import UNSET, Struct, inspect, structs
 
 from slipring.protocol.chat_completions.completion import ChatChunk, ChatCompletion
 from slipring.protocol.chat_completions.history import ChatMessage, Part, Role
-from slipring.protocol.chat_completions.requests import ChatFormat, ChatRequest, ChatSchema, LogitBias
+from slipring.protocol.chat_completions.requests import ChatFormat, ChatRequest, LogitBias
 from slipring.protocol.chat_completions.tools import (
     ChatFunction,
     ChatTool,
@@ -62,11 +62,10 @@ from slipring.protocol.events import (
     Event,
     InjectFailed,
     OutputItemDone,
-    OutputTextAnnotationAdded,
     SteerRef,
 )
 from slipring.protocol.hosted.hosted_items import ToolError
-from slipring.protocol.hosted.mcp_tools import ListedTool, McpTool
+from slipring.protocol.hosted.mcp_tools import McpTool
 from slipring.protocol.items import (
     CARRIED_TYPES,
     FORMS,
@@ -77,36 +76,26 @@ from slipring.protocol.items import (
     ToolSearchCall,
     ToolSearchOutput,
 )
-from slipring.protocol.messages.answer import AppliedEdits, MessageAnswer, ToolUse
+from slipring.protocol.messages.answer import AppliedEdits, MessageAnswer
 from slipring.protocol.messages.content import (
     AssistantBlock,
-    CodeExecutionToolResultBlock,
-    DocumentBlock,
     ImageBlock,
     InnerContent,
     McpToolResultBlock,
-    McpToolUseBlock,
-    RedactedThinkingBlock,
     ResultBlock,
     SearchResultBlock,
-    ServerToolUseBlock,
     TextBlock,
-    ThinkingBlock,
-    ToolReferenceBlock,
     ToolResultBlock,
-    ToolUseBlock,
     UserBlock,
     WebSearchToolResultBlock,
 )
 from slipring.protocol.messages.history import SentMessage
-from slipring.protocol.messages.hosted_calls import CodeResult, McpToolUse, ServerToolUse
+from slipring.protocol.messages.hosted_calls import CodeResult
 from slipring.protocol.messages.requests import (
     CountRequest,
     Edit,
     Edits,
-    JsonFormat,
     MessagesRequest,
-    OutputConfig,
 )
 from slipring.protocol.messages.stream import MessagesEvent
 from slipring.protocol.messages.tools import McpServer, MessagesTool
@@ -142,9 +131,7 @@ _REQUEST_TYPES: tuple[Any, ...] = (
     *(ChatRequest, ChatMessage, ChatTool, ChatFunction, ChatToolChoice, ChatToolName, ChatFormat),
     *(DecisionRequest, PredicateQuestion, ChoiceQuestion, ScoreQuestion),
     *(MessagesRequest, CountRequest, SentMessage, MessagesTool, McpServer, Edits),
-    *(DocumentBlock, SearchResultBlock, ToolResultBlock, McpToolUseBlock, McpToolResultBlock),
-    *(ImageBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock, ServerToolUseBlock),
-    *(WebSearchToolResultBlock, CodeExecutionToolResultBlock, ToolReferenceBlock),
+    *dict.fromkeys(block for role in (UserBlock, AssistantBlock, ResultBlock) for block in get_args(role)),
     *_ITEM_BODIES,
 )
 _ANSWER_TYPES: tuple[Any, ...] = (
@@ -175,12 +162,13 @@ def components() -> dict[str, Schema]:
     for type_ in _structs((*_ANSWER_TYPES, *events)):
         _require_all(answers[type_.__name__], type_)
     found = answers | requests  # what clients send too may lack fields that the server always sends
-    for type_, fields in _raw_fields().items():
-        for name, schema in fields.items():
-            # Replaces the generated schema, except for its default.
-            given = found[type_.__name__]["properties"][name]
-            found[type_.__name__]["properties"][name] = schema | {
-                key: given[key] for key in given if key == "default"
+    known = _raw_fields()
+    for type_ in _structs((*_REQUEST_TYPES, *_ANSWER_TYPES, *events)):
+        properties = found[type_.__name__]["properties"]
+        # Replaces the generated schemas, except for their defaults.
+        for name, schema in (_objects(type_) | known.get(type_, {})).items():
+            properties[name] = schema | {
+                key: value for key, value in properties[name].items() if key == "default"
             }
     found |= _unions(found) | _messages_by_role(found)
     for body in _ITEM_BODIES:
@@ -190,8 +178,14 @@ def components() -> dict[str, Schema]:
     return found
 
 
+def _objects(type_: type[Struct]) -> dict[str, Schema]:
+    """Return the schemas of raw fields that are objects: all whose content is not described elsewhere."""
+    raw = (field for field in inspect.type_info(type_).fields if isinstance(field.type, inspect.RawType))  # type: ignore[attr-defined]
+    return {field.encode_name: _OBJECT if field.required else _or_null(_OBJECT) for field in raw}
+
+
 def _raw_fields() -> dict[type[Struct], dict[str, Schema]]:
-    """Return the schemas of raw fields, by type and field name."""
+    """Return the schemas of the other raw fields, by type and field name."""
     new_items = _list_of(ref("Item"), maxItems=20)
     tools, format_, input_ = (_or_null(ref(name)) for name in ("Tools", "TextFormat", "Input"))
     choice, output_item = _inline(_Choice), _inline(OutputItem)
@@ -210,21 +204,15 @@ def _raw_fields() -> dict[type[Struct], dict[str, Schema]]:
         CreateConversation: {"items": _or_null(new_items)},
         AddItems: {"items": new_items},
         ModerationRequest: {"input": {"anyOf": [_inline(Inputs), _inline(Parts)]}},
-        ImagePart: {"image_url": _OBJECT},
         TextConfig: {"format": format_},
         TextUpdate: {"format": format_},
         AdditionalTools: {"tools": tools},
         ToolSearchCall: {"arguments": {"description": "The arguments that the model generated."}},
         ToolSearchCallItem: {"arguments": {"description": "The arguments that the model generated."}},
-        OutputTextAnnotationAdded: {"annotation": _OBJECT},
         SteerRef: {"input": {"description": "As it was sent."}},
         AppendFailed: {"input": {"description": "As it was sent."}},
         InjectFailed: {"input": {"description": "As it was sent."}},
         ToolSearchOutput: {"tools": tools},
-        FunctionTool: {"parameters": _or_null(_OBJECT), "output_schema": _or_null(_OBJECT)},
-        CustomTool: {"format": _or_null(_OBJECT)},
-        JsonSchemaFormat: {"schema": _OBJECT},
-        ListedTool: {"input_schema": _OBJECT},
         ToolError: {"content": _list_of(_OBJECT)},
         ChoiceObject: {"tools": _or_null(_list_of(ref(NamedTool)))},
         Response: {
@@ -264,14 +252,11 @@ def _raw_chat_fields() -> dict[type[Struct], dict[str, Schema]]:
             "functions": _or_null(_list_of(ref(ChatFunction))),
             "function_call": _or_null(_inline(FunctionChoices)),
             "response_format": _or_null(ref(ChatFormat)),
-            "chat_template_kwargs": _or_null(_OBJECT),
             "stop": _inline(StopSequence | StopSequences | None),
             "logit_bias": _inline(LogitBias | None),
             "metadata": _inline(Metadata | None),
             "moderation": _or_null(ref(ModerationConfig)),
         },
-        ChatFunction: {"parameters": _or_null(_OBJECT)},
-        ChatSchema: {"schema": _or_null(_OBJECT)},
     }
 
 
@@ -282,20 +267,11 @@ def _raw_messages_fields() -> dict[type[Struct], dict[str, Schema]]:
         SentMessage: {"content": {}},
         MessagesTool: {"input_schema": _OBJECT, "input_examples": _or_null(_list_of(_OBJECT))},
         Edit: {"keep": {"anyOf": [{"type": "string"}, _OBJECT]}},
-        JsonFormat: {"schema": _OBJECT},
-        OutputConfig: {"task_budget": _or_null(_OBJECT)},
         InnerContent: {"content": _texts_or(TextBlock | ImageBlock)},
         SearchResultBlock: {"content": _list_of(ref(TextBlock))},
         ToolResultBlock: {"content": _texts_or(ResultBlock)},
         McpToolResultBlock: {"content": _texts_or(TextBlock)},
         WebSearchToolResultBlock: {"content": {"anyOf": [_list_of(_OBJECT), _OBJECT]}},
-        CodeExecutionToolResultBlock: {"content": _OBJECT},
-        **{
-            block: {"input": _OBJECT}
-            for block in (
-                *(ToolUseBlock, McpToolUseBlock, ServerToolUseBlock, ToolUse, McpToolUse, ServerToolUse),
-            )
-        },
         CodeResult: {"content": _list_of(_OBJECT)},
         AppliedEdits: {"applied_edits": _list_of(_OBJECT)},
     }

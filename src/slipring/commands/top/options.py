@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 from urllib.parse import urlsplit
 
-from slipring.commands.flags import UsageError
+from slipring.commands.failures import UsageError
 
 KEY_VARIABLE = "SLIPRING_ADMIN_KEY"
 _URL = "http://127.0.0.1:9464"

@@ -3,6 +3,7 @@
 The first connection must succeed. Later ones are tried again, with growing pauses.
 """
 
+import argparse
 import asyncio
 import contextlib
 import json
@@ -17,7 +18,7 @@ from typing import Protocol, TextIO
 import msgspec
 
 from slipring.base.standard_streams import discard_output
-from slipring.commands.top.options import TopOptions
+from slipring.commands.top.options import TopOptions, from_namespace
 from slipring.commands.top.state import State, View
 from slipring.commands.top.stream import StreamLost, StreamRefused, Unreachable, live_stream
 from slipring.observation.live_messages import Message, Update
@@ -35,8 +36,9 @@ _PLAIN_WIDTH = 160
 _NOT_PLAIN = re.compile(r"[^\x20-\x7e]+")
 
 
-def top(options: TopOptions) -> int:
+def top(arguments: argparse.Namespace) -> int:
     """Watch a server on the standard streams and return the exit code."""
+    options = from_namespace(arguments, os.environ)
     if options.output == "screen" and not _can_draw(sys.stdout):
         print("slipring: top draws on a terminal; elsewhere use --once or --json", file=sys.stderr)
         return WRONG_USAGE

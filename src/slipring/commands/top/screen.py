@@ -10,17 +10,9 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.text import Text
 
-from slipring.commands.top.sections import (
-    Section,
-    count,
-    duration,
-    rate,
-    sections,
-    share,
-    shortened,
-    size,
-    visible,
-)
+from slipring.commands.top.columns import shortened
+from slipring.commands.top.figures import count, duration, rate, share, size, visible
+from slipring.commands.top.sections import Section, sections
 from slipring.commands.top.state import Rates, State, View
 from slipring.observation.live_messages import Greeting, Memory, Message
 

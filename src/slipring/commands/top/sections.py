@@ -1,6 +1,4 @@
-"""The tables of the screen: workers, engines, slots, connections, ended turns, parked sessions. Columns that
-do not fit are left out.
-"""
+"""The tables of the screen: workers, engines, slots, connections, ended turns, parked sessions."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,6 +7,9 @@ from typing import Any
 from msgspec import UNSET, UnsetType
 from rich.text import Text
 
+from slipring.commands.top.columns import Cell, Row, right, shortened, table
+from slipring.commands.top.figures import count, duration, share, size, visible
+from slipring.commands.top.phase_words import connection_phase, turn_phase
 from slipring.commands.top.state import (
     ConnectionView,
     EngineView,
@@ -17,158 +18,10 @@ from slipring.commands.top.state import (
     TurnView,
     View,
     ended_at,
-    phase_started_at,
 )
 from slipring.observation.live_messages import Engine, Slot, Turn
 from slipring.protocol.turn_report import TurnReport
 
-_GAP = 2
-
-Row = Sequence[Text]
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column of a table."""
-
-    title: str
-    rank: int
-    """The highest is left out first."""
-    is_right: bool = False
-    least: int = 0
-    """Cells to which it may be shortened before another column is left out. 0: it is not shortened."""
-
-
-def table(columns: Sequence[Column], rows: Sequence[Row], width: int) -> list[Text]:
-    """The heading and the rows as lines. Columns without any text in a row are left out."""
-    wanted = {
-        place: max(len(column.title), *(row[place].cell_len for row in rows))
-        for place, column in enumerate(columns)
-        if any(row[place].plain for row in rows)
-    }
-    chosen = _chosen(columns, wanted, width)
-    heading = [Text(column.title, style="bold dim") for column in columns]
-    return [_line(row, columns, chosen, width) for row in (heading, *rows)]
-
-
-def _chosen(columns: Sequence[Column], wanted: dict[int, int], width: int) -> dict[int, int]:
-    """The places of the columns that fit, in order, with their widths."""
-
-    def least(place: int) -> int:
-        return min(wanted[place], columns[place].least or wanted[place])
-
-    places = list(wanted)
-    while len(places) > 1 and sum(map(least, places)) + _GAP * (len(places) - 1) > width:
-        places.remove(max(places, key=lambda place: columns[place].rank))
-    room = width - sum(map(least, places)) - _GAP * (len(places) - 1)
-    widths = {}
-    for place in sorted(places, key=lambda place: columns[place].rank):
-        more = max(min(wanted[place] - least(place), room), 0)
-        widths[place] = least(place) + more
-        room -= more
-    return {place: widths[place] for place in places}
-
-
-def _line(row: Row, columns: Sequence[Column], chosen: dict[int, int], width: int) -> Text:
-    line = Text()
-    for place, cells in chosen.items():
-        if line.plain:
-            line.append(" " * _GAP)
-        cell = shortened(row[place], cells)
-        space = " " * (cells - cell.cell_len)
-        line.append_text(Text(space) + cell if columns[place].is_right else cell + Text(space))
-    line.rstrip()
-    return shortened(line, width)
-
-
-def shortened(text: Text, cells: int) -> Text:
-    """A copy of a text that takes at most this many cells."""
-    copy = text.copy()
-    copy.truncate(max(cells, 0), overflow="ellipsis")
-    return copy
-
-
-_MOST = 10**15
-"""Larger values are shown as this one."""
-
-
-def visible(text: str) -> str:
-    """A name on one line, without characters that control a terminal: clients choose names."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
-
-
-def count(number: float) -> str:
-    """``940``, ``12,400``, ``1.2 M``."""
-    number = _clamped(number)
-    for unit, size in (("T", 10**12), ("G", 10**9), ("M", 10**6)):
-        if number >= size:
-            return f"{number / size:.1f} {unit}"
-    return f"{number:,.0f}"
-
-
-def rate(per_second: float) -> str:
-    """``0.3/s``, ``12/s``, ``1,240/s``."""
-    per_second = _clamped(per_second)
-    return f"{per_second:.1f}/s" if 0 < per_second < 10 else f"{count(per_second)}/s"
-
-
-def size(number: float) -> str:
-    """``512 B``, ``1.2 KiB``, ``340 MiB``."""
-    number = _clamped(number)
-    if number < 1024:
-        return f"{number:.0f} B"
-    for unit in ("KiB", "MiB", "GiB"):
-        number /= 1024
-        if number < 1000:
-            return f"{number:.{0 if number >= 100 else 1}f} {unit}"
-    return f"{number / 1024:.1f} TiB"
-
-
-def duration(seconds: float) -> str:
-    """``34 ms``, ``2.4 s``, ``42 s``, ``3m 12s``, ``2h 05m``, ``3d 4h``."""
-    seconds = _clamped(seconds)
-    if seconds < 0.9995:
-        return f"{seconds * 1000:.0f} ms"
-    if seconds < 9.95:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60}m {whole % 60:02}s"
-    if whole < 86_400:
-        return f"{whole // 3600}h {whole % 3600 // 60:02}m"
-    return f"{whole // 86_400}d {whole % 86_400 // 3600}h"
-
-
-def share(part: float, whole: float) -> str:
-    """``87 %``; ``–`` of nothing."""
-    part, whole = _clamped(part), _clamped(whole)
-    return f"{100 * min(part / whole, 1):.0f} %" if whole > 0 else "–"
-
-
-def _clamped(number: float) -> float:
-    """From 0 to ``_MOST``; 0 for what is not a number."""
-    return min(max(number, 0), _MOST) if number == number else 0
-
-
-_STAGE_AFTER = {
-    "render": "engine queue",
-    "engine_queue": "prefill",
-    "prefill": "generate",
-    "held": "generate",
-}
-"""The stage that a running turn is in, by the latest one that has ended."""
-_PHASES = {
-    "waiting": "queued",
-    "listing": "lists tools",
-    "calling": "hosted tools",
-    "paused": "waits for tool",
-}
-"""Words for the phases that are not named for what the server does."""
-_PHASE_STYLES = {"queued": "yellow", "engine queue": "yellow", "waits for tool": "cyan"}
 _STATUS_STYLES = {"failed": "red", "refused": "red", "incomplete": "yellow", "cancelled": "yellow"}
 _NOTHING = Text()
 
@@ -177,7 +30,6 @@ _NOTHING = Text()
 class Section:
     """A table of which as many rows are shown as there is room for."""
 
-    columns: Sequence[Column]
     items: Sequence[Any]
     row: Callable[[Any], Row]
     rank: int
@@ -192,7 +44,7 @@ class Section:
         left_out = len(self.items) - (room - 1)
         has_note = left_out > 0 and room > 2
         shown = self.items[: room - 2 if has_note else room - 1]
-        found = table(self.columns, [self.row(item) for item in shown], width)
+        found = table([self.row(item) for item in shown], width)
         if has_note:
             found.append(shortened(Text(f"… {count(left_out + 1)} more", style="dim"), width))
         return found
@@ -209,12 +61,12 @@ def sections(view: View) -> list[Section]:
 
     clients = _clients_by_response(view, name) if slots else {}
     found = [
-        Section(_WORKERS, view.processes if has_workers else [], _worker_row, rank=5),
-        Section(_ENGINES, view.engines, lambda each: _engine_row(each, name), rank=1),
-        Section(_SLOTS, slots, lambda each: _slot_row(*each, name=name, clients=clients), rank=3),
-        Section(_ACTIVITIES, _activities(view), lambda each: _activity_row(each, view.now, name), 0, 3),
-        Section(_TURNS, view.turns, lambda each: _turn_row(each, view.now, name), 2, 2, 20),
-        Section(_PARKED, view.parked, lambda each: _parked_row(each, name), 4, 1, 20),
+        Section(view.processes if has_workers else [], _worker_row, rank=5),
+        Section(view.engines, lambda each: _engine_row(each, name), rank=1),
+        Section(slots, lambda each: _slot_row(*each, name=name, clients=clients), rank=3),
+        Section(_activities(view), lambda each: _activity_row(each, view.now, name), 0, 3),
+        Section(view.turns, lambda each: _turn_row(each, view.now, name), 2, 2, 20),
+        Section(view.parked, lambda each: _parked_row(each, name), 4, 1, 20),
     ]
     return [section for section in found if section.items]
 
@@ -224,63 +76,36 @@ _Name = Callable[[int, str], Text]
 
 # --- Workers, engines, slots ------------------------------------------------------------------------
 
-_WORKERS = (
-    Column("worker", 0),
-    Column("pid", 5),
-    Column("CPU", 1, is_right=True),
-    Column("memory", 2, is_right=True),
-    Column("loop lag", 3, is_right=True),
-    Column("connections", 6, is_right=True),
-    Column("in flight", 4, is_right=True),
-    Column("waiting", 7, is_right=True),
-    Column("state", 8),
-)
-
 
 def _worker_row(view: ProcessView) -> Row:
-    cpu = "" if view.cpu_percent is None else f"{count(view.cpu_percent)} %"
     return (
-        Text(f"w{view.process}"),
-        Text(str(view.pid)),
-        Text(cpu),
-        Text(size(view.resident_bytes)),
-        Text(duration(view.loop_lag_ms / 1000)),
-        Text(count(view.sockets)),
-        Text(count(view.in_flight)),
-        Text(count(view.waiting)),
-        Text("draining" if view.is_draining else "", style="yellow"),
+        Cell("worker", 0, Text(f"w{view.process}")),
+        Cell("pid", 5, Text(str(view.pid))),
+        right("CPU", 1, "" if view.cpu_percent is None else f"{count(view.cpu_percent)} %"),
+        right("memory", 2, size(view.resident_bytes)),
+        right("loop lag", 3, duration(view.loop_lag_ms / 1000)),
+        right("connections", 6, count(view.sockets)),
+        right("in flight", 4, count(view.in_flight)),
+        right("waiting", 7, count(view.waiting)),
+        Cell("state", 8, Text("draining" if view.is_draining else "", style="yellow")),
     )
-
-
-_ENGINES = (
-    Column("engine", 0, least=8),
-    Column("health", 1, least=8),
-    Column("running", 2, is_right=True),
-    Column("queue", 3, is_right=True),
-    Column("breaker", 4),
-    Column("slots busy", 5, is_right=True),
-    Column("saved contexts", 6),
-    Column("models", 7, least=8),
-)
 
 
 def _engine_row(view: EngineView, name: _Name) -> Row:
     engine = view.engine
     trouble = engine.trouble
+    health = Text("ok", style="green") if trouble is None else Text(visible(trouble), style="bold red")
+    breaker = "" if engine.breaker == "none" else visible(engine.breaker)
     return (
-        name(view.process, visible(engine.name)),
-        Text("ok", style="green") if trouble is None else Text(visible(trouble), style="bold red"),
-        Text(count(engine.running), style="green" if engine.running else ""),
-        Text(count(engine.waiting), style="yellow" if engine.waiting else ""),
-        Text("" if engine.breaker == "none" else visible(engine.breaker), style=_breaker_style(engine)),
-        Text(_busy_slots(engine)),
-        Text(_saved_contexts(engine)),
-        Text(", ".join(map(visible, engine.models)), style="dim"),
+        Cell("engine", 0, name(view.process, visible(engine.name)), least=8),
+        Cell("health", 1, health, least=8),
+        right("running", 2, count(engine.running), "green" if engine.running else ""),
+        right("queue", 3, count(engine.waiting), "yellow" if engine.waiting else ""),
+        Cell("breaker", 4, Text(breaker, style="bold red" if engine.breaker == "open" else "")),
+        right("slots busy", 5, _busy_slots(engine)),
+        Cell("saved contexts", 6, Text(_saved_contexts(engine))),
+        Cell("models", 7, Text(", ".join(map(visible, engine.models)), style="dim"), least=8),
     )
-
-
-def _breaker_style(engine: Engine) -> str:
-    return "bold red" if engine.breaker == "open" else ""
 
 
 def _busy_slots(engine: Engine) -> str:
@@ -293,16 +118,6 @@ def _saved_contexts(engine: Engine) -> str:
     if memory is None:
         return ""
     return f"{len(engine.saved)}, {size(memory.used_bytes)} of {size(memory.limit_bytes)}"
-
-
-_SLOTS = (
-    Column("slot", 0),
-    Column("state", 1),
-    Column("tokens", 3, is_right=True),
-    Column("tenant", 4, least=6),
-    Column("client", 5),
-    Column("latest response in it", 2, least=12),
-)
 
 
 def _clients_by_response(view: View, name: _Name) -> dict[str | UnsetType | None, Text]:
@@ -319,34 +134,16 @@ def _slot_row(
     view: EngineView, slot: Slot, *, name: _Name, clients: dict[str | UnsetType | None, Text]
 ) -> Row:
     return (
-        name(view.process, f"{visible(view.engine.name)} {slot.number}"),
-        Text(visible(slot.state), style="green" if slot.state == "busy" else "dim"),
-        Text(count(slot.tokens) if slot.tokens else ""),
-        Text(visible(slot.tenant or "")),
-        clients.get(slot.response_id, _NOTHING),
-        Text(visible(slot.response_id or "")),
+        Cell("slot", 0, name(view.process, f"{visible(view.engine.name)} {slot.number}")),
+        Cell("state", 1, Text(visible(slot.state), style="green" if slot.state == "busy" else "dim")),
+        right("tokens", 3, count(slot.tokens) if slot.tokens else ""),
+        Cell("tenant", 4, Text(visible(slot.tenant or "")), least=6),
+        Cell("client", 5, clients.get(slot.response_id, _NOTHING)),
+        Cell("latest response in it", 2, Text(visible(slot.response_id or "")), least=12),
     )
 
 
 # --- Connections and running requests ---------------------------------------------------------------
-
-_ACTIVITIES = (
-    Column("client", 0),
-    Column("now", 1, least=16),
-    Column("for", 1, is_right=True),
-    Column("tenant", 2, least=6),
-    Column("lanes", 8, is_right=True),
-    Column("lane", 9, least=6),
-    Column("turns", 7, is_right=True),
-    Column("last turn", 3, least=8),
-    Column("new", 4, is_right=True),
-    Column("cached", 5, is_right=True),
-    Column("out", 6, is_right=True),
-    Column("cache", 10, is_right=True),
-    Column("of bound", 13, is_right=True),
-    Column("unsent", 11, is_right=True),
-    Column("open", 12, is_right=True),
-)
 
 
 def _activities(view: View) -> list[ConnectionView | TurnView]:
@@ -358,51 +155,34 @@ def _activities(view: View) -> list[ConnectionView | TurnView]:
 def _activity_row(view: ConnectionView | TurnView, now: float, name: _Name) -> Row:
     if isinstance(view, TurnView):
         turn = view.turn
-        cells = (
-            name(view.process, _asked(turn)),
-            *_phase(turn, now),
-            Text(visible(turn.tenant)),
-            _NOTHING,
-            Text(visible(turn.lane or "")),
-        )
-        return (*cells, *[_NOTHING] * (len(_ACTIVITIES) - len(cells)))
+        client = name(view.process, _asked(turn))
+        return _begun(client, turn_phase(turn, now), turn.tenant, "", turn.lane)
     connection, last = view.connection, view.last_turn
     shown = min(connection.running, key=lambda turn: turn.started_at, default=last)
+    client, cache = name(view.process, f"#{connection.number}"), connection.cache
+    lane = None if shown is None else shown.lane
     return (
-        name(view.process, f"#{connection.number}"),
-        *_connection_phase(view, now),
-        Text(visible(connection.tenant)),
-        Text(count(connection.lanes)),
-        _NOTHING if shown is None else Text(visible(shown.lane or "")),
-        Text(count(connection.turns_ended)),
-        _NOTHING if last is None else _outcome(last),
-        *_token_cells(last),
-        Text(size(connection.cache.used_bytes)),
-        Text(share(connection.cache.used_bytes, connection.cache.limit_bytes)),
-        Text(size(connection.unsent_bytes) if connection.unsent_bytes else "", style="yellow"),
-        Text(duration(now - connection.opened_at), style="dim"),
+        *_begun(client, connection_phase(view, now), connection.tenant, count(connection.lanes), lane),
+        right("turns", 7, count(connection.turns_ended)),
+        Cell("last turn", 3, _NOTHING if last is None else _outcome(last), least=8),
+        *_tokens(last, 4),
+        right("cache", 10, size(cache.used_bytes)),
+        right("of bound", 13, share(cache.used_bytes, cache.limit_bytes)),
+        right("unsent", 11, size(connection.unsent_bytes) if connection.unsent_bytes else "", "yellow"),
+        right("open", 12, duration(now - connection.opened_at), "dim"),
     )
 
 
-def _connection_phase(view: ConnectionView, now: float) -> tuple[Text, Text]:
-    """What a connection is doing, and for how long; of several running turns, the oldest."""
-    running = view.connection.running
-    if running:
-        phase, time = _phase(min(running, key=lambda turn: turn.started_at), now)
-        return (phase.append(f" +{len(running) - 1}") if len(running) > 1 else phase), time
-    if view.idle_s is not None:
-        return Text("waits for client", style="dim"), Text(duration(view.idle_s), style="dim")
-    return Text("no turn yet", style="dim"), Text(duration(now - view.connection.opened_at), style="dim")
-
-
-def _phase(turn: Turn, now: float) -> tuple[Text, Text]:
-    """What a turn is doing, and for how long."""
-    phase = turn.report.status
-    word = _PHASES.get(phase, phase)
-    if phase == "running" and turn.report.stages:
-        word = _STAGE_AFTER.get(turn.report.stages[-1].name, phase)
-    style = _PHASE_STYLES.get(word, "green")
-    return Text(visible(word), style=style), Text(duration(now - phase_started_at(turn)), style=style)
+def _begun(client: Text, phase: tuple[Text, Text], tenant: str, lanes: str, lane: str | None) -> Row:
+    """What connections and requests have in common."""
+    return (
+        Cell("client", 0, client),
+        Cell("now", 1, phase[0], least=16),
+        Cell("for", 1, phase[1], is_right=True),
+        Cell("tenant", 2, Text(visible(tenant)), least=6),
+        right("lanes", 8, lanes),
+        Cell("lane", 9, Text(visible(lane or "")), least=6),
+    )
 
 
 def _outcome(turn: Turn) -> Text:
@@ -415,34 +195,18 @@ def _outcome(turn: Turn) -> Text:
     return Text(f"{took} {visible(reason)}", style=_STATUS_STYLES.get(report.status, ""))
 
 
-def _token_cells(turn: Turn | None) -> tuple[Text, Text, Text]:
+def _tokens(turn: Turn | None, rank: int) -> Row:
     """Input tokens that the engine had to process, those that it had, and output tokens."""
     tokens = UNSET if turn is None else turn.report.tokens
-    if tokens is UNSET:
-        return _NOTHING, _NOTHING, _NOTHING
-    return Text(count(tokens.input - tokens.cached)), Text(count(tokens.cached)), Text(count(tokens.output))
+    found = ("",) * 3
+    if tokens is not UNSET:
+        found = count(tokens.input - tokens.cached), count(tokens.cached), count(tokens.output)
+    return [right(title, rank + place, found[place]) for place, title in enumerate(("new", "cached", "out"))]
 
 
 # --- Ended turns ------------------------------------------------------------------------------------
 
 _API_NAMES = {"responses": "", "chat_completions": "chat", "messages": "messages"}
-_TURNS = (
-    Column("ended", 0, is_right=True),
-    Column("client", 2),
-    Column("tenant", 6, least=6),
-    Column("lane", 13, least=6),
-    Column("model", 8, least=8),
-    Column("took", 1, least=8),
-    Column("slowest stage", 7),
-    Column("new", 3, is_right=True),
-    Column("cached", 4, is_right=True),
-    Column("out", 5, is_right=True),
-    Column("received", 11, is_right=True),
-    Column("saved", 9, is_right=True),
-    Column("calls", 10, is_right=True),
-    Column("marks", 12, least=8),
-    Column("rendered in full because", 14, least=10),
-)
 
 
 def _turn_row(view: TurnView, now: float, name: _Name) -> Row:
@@ -450,19 +214,21 @@ def _turn_row(view: TurnView, now: float, name: _Name) -> Row:
     client = f"#{turn.connection}" if turn.connection else _asked(turn)
     saved = report.history_bytes
     return (
-        Text(f"{duration(now - ended_at(turn))} ago", style="dim"),
-        name(view.process, client),
-        Text(visible(turn.tenant)),
-        Text(visible(turn.lane or "")),
-        Text("" if report.model is UNSET else visible(report.model)),
-        _outcome(turn),
-        Text(_slowest_stage(turn)),
-        *_token_cells(turn),
-        Text(size(report.request_bytes)),
-        Text("" if saved is UNSET or not saved else size(saved), style="green"),
-        Text("" if report.hosted_calls is UNSET else count(report.hosted_calls)),
-        Text("" if report.marks is UNSET else ", ".join(report.marks), style="cyan"),
-        Text(_why_in_full(report), style="yellow"),
+        right("ended", 0, f"{duration(now - ended_at(turn))} ago", "dim"),
+        Cell("client", 2, name(view.process, client)),
+        Cell("tenant", 6, Text(visible(turn.tenant)), least=6),
+        Cell("lane", 13, Text(visible(turn.lane or "")), least=6),
+        Cell("model", 8, Text("" if report.model is UNSET else visible(report.model)), least=8),
+        Cell("took", 1, _outcome(turn), least=8),
+        Cell("slowest stage", 7, Text(_slowest_stage(turn))),
+        *_tokens(turn, 3),
+        right("received", 11, size(report.request_bytes)),
+        right("saved", 9, "" if saved is UNSET or not saved else size(saved), "green"),
+        right("calls", 10, "" if report.hosted_calls is UNSET else count(report.hosted_calls)),
+        Cell(
+            "marks", 12, Text("" if report.marks is UNSET else ", ".join(report.marks), style="cyan"), least=8
+        ),
+        Cell("rendered in full because", 14, Text(_why_in_full(report), style="yellow"), least=10),
     )
 
 
@@ -489,19 +255,12 @@ def _slowest_stage(turn: Turn) -> str:
 
 # --- Parked sessions --------------------------------------------------------------------------------
 
-_PARKED = (
-    Column("parked session of", 0, least=6),
-    Column("time left", 1, is_right=True),
-    Column("responses", 3, is_right=True),
-    Column("size", 2, is_right=True),
-)
-
 
 def _parked_row(view: ParkedView, name: _Name) -> Row:
     parked = view.parked
     return (
-        name(view.process, visible(parked.tenant)),
-        Text(duration(parked.seconds_left)),
-        Text(count(parked.responses)),
-        Text(size(parked.size_bytes)),
+        Cell("parked session of", 0, name(view.process, visible(parked.tenant)), least=6),
+        right("time left", 1, duration(parked.seconds_left)),
+        right("responses", 3, count(parked.responses)),
+        right("size", 2, size(parked.size_bytes)),
     )

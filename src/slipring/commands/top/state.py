@@ -374,16 +374,11 @@ def _sum_of_memory(each: Iterable[dict[str, Memory]]) -> dict[str, Memory]:
 
 
 def _sum_of_tenants(each: Iterable[list[TenantMemory]]) -> list[TenantMemory]:
-    sums: dict[str, TenantMemory] = {}
-    for tenants in each:
-        for part in tenants:
-            so_far = sums.get(part.tenant, TenantMemory(part.tenant, 0, 0))
-            sums[part.tenant] = TenantMemory(
-                part.tenant,
-                so_far.used_bytes + part.used_bytes,
-                so_far.limit_bytes + part.limit_bytes,
-            )
-    return sorted(sums.values(), key=lambda tenant: (-tenant.used_bytes, tenant.tenant))
+    sums = _sum_of_memory(
+        {part.tenant: Memory(part.used_bytes, part.limit_bytes)} for tenants in each for part in tenants
+    )
+    tenants = [TenantMemory(name, memory.used_bytes, memory.limit_bytes) for name, memory in sums.items()]
+    return sorted(tenants, key=lambda tenant: (-tenant.used_bytes, tenant.tenant))
 
 
 def _engines(updates: list[Update]) -> list[EngineView]:

@@ -10,8 +10,8 @@ import msgspec
 from aiohttp import ClientTimeout
 
 from slipring.base.connection_failures import reason
+from slipring.commands.top.figures import visible
 from slipring.commands.top.options import KEY_VARIABLE, TopOptions
-from slipring.commands.top.sections import visible
 from slipring.observation.live_messages import Greeting, Message, decode
 
 _CONNECT_TIMEOUT_S = 10.0

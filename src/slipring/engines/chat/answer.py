@@ -25,7 +25,7 @@ from slipring.engines.chat.split_characters import Halves, joined
 from slipring.engines.remote.streamed_answer import AnswerReader, SteeredCut
 from slipring.engines.remote.upstream_errors import reported
 from slipring.prompts.parsing.output_format import OutputFormat
-from slipring.prompts.parsing.output_parser import OutputParser
+from slipring.prompts.parsing.output_parser import output_parser
 from slipring.protocol.responses import Logprob
 from slipring.protocol.tools import Offer
 
@@ -69,7 +69,7 @@ class ChatAnswer:
         self._wants_logprobs = logprobs
         self._calls = CallAssembly(position.toolbox.names)
         self._parser = (
-            OutputParser(_THINK_TAGS, Offer(), starts_thinking=think_tags == "opened")
+            output_parser(_THINK_TAGS, Offer(), starts_thinking=think_tags == "opened")
             if think_tags != "false"
             else None
         )

@@ -7,7 +7,7 @@ import asyncio
 
 from slipring.engines.grey_square import grey_square
 from slipring.engines.llama.api import Api, describe, pictured_prompt
-from slipring.prompts.spelled_context import ContextSpeller
+from slipring.prompts.tokenization.control_token_guard import ContextSpeller
 from slipring.prompts.tokenization.tokenizer import Vocabulary
 from slipring.protocol import wire
 

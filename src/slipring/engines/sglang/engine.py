@@ -34,7 +34,7 @@ from slipring.engines.tokens.sessions import Addressed, Mismatch, Protocol
 from slipring.engines.tokens.token_answer import Fault, Piece, PieceParser, TokenAnswer, failure, reason_of
 from slipring.engines.tokens.token_server import Offer, Served, TokenServer
 from slipring.prompts.rendering import Rendered, Renderer
-from slipring.prompts.spelled_context import ContextSpeller
+from slipring.prompts.tokenization.control_token_guard import ContextSpeller
 from slipring.prompts.tokenization.token_budget import UNLIMITED, BudgetedEncoder
 from slipring.prompts.tokenization.tokenizer import Vocabulary
 from slipring.protocol import wire

@@ -12,7 +12,7 @@ from itertools import cycle, islice
 from slipring.core.generation import Job
 from slipring.engines.simulated.options import SimulatedOptions
 from slipring.engines.simulated.plan import WORDS, Content, input_of, padded
-from slipring.prompts.parsing.call_writer import Call, Piece, answer_pieces, piece_ids
+from slipring.prompts.parsing.answer_writer import Call, Piece, answer_pieces, piece_ids
 from slipring.prompts.rendering import Rendered, Renderer
 from slipring.prompts.tokenization.control_token_guard import ControlTokenFinder
 from slipring.prompts.tool_definitions import flat_name

@@ -7,10 +7,10 @@ from itertools import islice
 from slipring.base.errors import ContextLengthExceeded
 from slipring.core.generation import Accepted, Job, Prefill
 from slipring.engines.tokens.tokenizer_threads import TokenizerThreads
-from slipring.engines.tokens.truncation import truncated
-from slipring.prompts import foreseen_context
+from slipring.prompts import foreseen_context, truncation
 from slipring.prompts.foreseen_context import Foreseen
-from slipring.prompts.rendering import CannotAppend, Rendered, Renderer, Rendering
+from slipring.prompts.full_renders import CannotAppend
+from slipring.prompts.rendering import Rendered, Renderer, Rendering
 from slipring.prompts.tokenization.token_budget import TokenBudget, TooManyTokens
 from slipring.protocol.pictures.item_pictures import image_parts, pictures, plain_url
 
@@ -40,9 +40,13 @@ async def render(job: Job, renderer: Renderer, context: int, tokenizing: Tokeniz
         total = rendering.prompt.total
     except TooManyTokens as error:
         total = max(error.least, context)
-    shortened = await truncated(job, renderer, context, total, tokenizing)
-    if shortened is not None:
-        return shortened
+    if truncation.is_due(job.settings, total, context):
+        budget = tokenizing.budget(truncation.most_tokens(job.settings, context))
+        shortened = await tokenizing.run(
+            job.tenant, truncation.shorten, renderer, job, budget, is_local=renderer.vocabulary.is_local
+        )
+        if shortened is not None:
+            return shortened
     if rendering is None or rendering.prompt.id_count >= context:  # what pictures take, the engine counts
         raise ContextLengthExceeded(total, context, is_exact=rendering is not None)
     return rendering

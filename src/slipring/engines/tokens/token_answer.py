@@ -21,7 +21,7 @@ from slipring.core.generation import (
 from slipring.engines.remote.streamed_answer import AnswerReader
 from slipring.engines.remote.upstream_errors import refusal
 from slipring.prompts.parsing.output_format import JsonCalls, OutputFormat, PythonCalls
-from slipring.prompts.parsing.output_parser import OutputParser
+from slipring.prompts.parsing.output_parser import output_parser
 from slipring.prompts.rendering import Renderer, Rendering
 from slipring.protocol import wire
 from slipring.protocol.responses import Logprob
@@ -49,9 +49,9 @@ class OutputDecoder:
         the format of calls."""
         starts_thinking = renderer.opens_thought(rendering.prompt)
         format = _recognized(renderer.output_format, required=job.offer.required, trusted=trusted)
-        self._parser = OutputParser(format, job.offer, starts_thinking=starts_thinking, trusted=trusted)
+        self._parser = output_parser(format, job.offer, starts_thinking=starts_thinking, trusted=trusted)
         # A schema may apply from the first token, although the prompt has opened a reasoning block.
-        self._without_thought = OutputParser(format, job.offer) if constrained and starts_thinking else None
+        self._without_thought = output_parser(format, job.offer) if constrained and starts_thinking else None
         self._logprobs: list[Logprob] = []
         self.characters = Utf8Stream()
         self.thought_tokens = 0

@@ -14,9 +14,10 @@
 import re
 from collections.abc import Callable
 from enum import Enum
-from typing import Final, Protocol
+from typing import Final
 
-from slipring.core.generation import Delta, Text, Thought
+from slipring.core.generation import Text, Thought
+from slipring.prompts.parsing.answer_parser import AnswerParser, MessageParser
 from slipring.prompts.parsing.calls.json_scanner import SPACE
 from slipring.prompts.parsing.markers import marker_finder
 
@@ -28,18 +29,6 @@ _HEADER: Final = re.compile(r"\s*(?:<\|start\|>\s*)?(?:assistant)?\s*(?:to=([^\s
 _ADDRESS: Final = re.compile(r"[ \t]{1,8}to=([^\s<]*)\Z")
 _BEGUN_ADDRESS: Final = re.compile(r"[ \t]{1,8}(?:t|to|to=[^\s<]{0,256})?\Z")
 _MAX_HEADER: Final = 1024
-_PIECE: Final = 4096
-
-
-class CallParser(Protocol):
-    """Parses the text of one message for calls."""
-
-    @property
-    def is_holding(self) -> bool: ...
-    @property
-    def is_idle(self) -> bool: ...
-    def feed(self, text: str) -> list[Delta]: ...
-    def finish(self, *, cut_off: bool = False) -> list[Delta]: ...
 
 
 class _State(Enum):
@@ -54,62 +43,44 @@ class _State(Enum):
 _HEADER_STATE, _TEXT, _THOUGHT, _CALLS, _UNADDRESSED = _State
 
 
-class AddressedMessageParser:
-    """Parses one answer; ``OutputParser`` has the same methods. ``call_mark`` begins calls."""
+class AddressedMessageParser(MessageParser):
+    """Parses one answer. ``make_parser`` makes what reads a message for calls; ``call_mark`` begins these."""
 
     def __init__(
-        self, make_parser: Callable[[], CallParser], call_mark: str, *, thinking: bool, starts_thinking: bool
+        self,
+        make_parser: Callable[[], AnswerParser],
+        call_mark: str,
+        *,
+        thinking: bool,
+        starts_thinking: bool,
     ) -> None:
+        super().__init__()
         self._make_parser = make_parser
         self._call_mark = call_mark
         self._thinking = thinking
         self._state = _THOUGHT if thinking and starts_thinking else _HEADER_STATE
         self._calls = make_parser()
-        self._pending = ""  # unread text
-        self._final = self._cut_off = False
-        self._deltas: list[Delta] = []
-        self._last_kind: type[Delta] | None = None  # of the last message that was not empty
-        self._is_empty = True  # nothing of the current message was emitted
 
     @property
     def is_thinking(self) -> bool:
-        """Whether the text so far ends inside a thought."""
         return self._state is _THOUGHT
 
     @property
     def is_holding(self) -> bool:
-        """Whether a call is held back until it is complete."""
         return self._state is _CALLS and self._calls.is_holding
 
     @property
     def is_idle(self) -> bool:
-        """Whether the text so far ends outside of thoughts, calls and headers."""
         if self._pending:
             return False
         return self._state in (_TEXT, _HEADER_STATE) or (self._state is _CALLS and self._calls.is_idle)
 
-    def feed(self, text: str) -> list[Delta]:
-        """Parse the next piece of text."""
-        for at in range(0, len(text), _PIECE):
-            self._pending += text[at : at + _PIECE]
-            self._run()
-        return self._take_deltas()
+    def _step(self) -> bool:
+        return self._read_header() if self._state is _HEADER_STATE else self._read_body()
 
-    def finish(self, *, cut_off: bool) -> list[Delta]:
-        """End the answer: emit what is held back, as text if it is not a complete call."""
-        self._final, self._cut_off = True, cut_off
-        self._run()
+    def _end(self) -> None:
         if self._state is _CALLS:
             self._end_calls()
-        return self._take_deltas()
-
-    def _take_deltas(self) -> list[Delta]:
-        deltas, self._deltas = self._deltas, []
-        return deltas
-
-    def _run(self) -> None:
-        while self._read_header() if self._state is _HEADER_STATE else self._read_body():
-            pass
 
     def _read_header(self) -> bool:
         """Read the header of a message. What cannot be one is the text of a message without a recipient."""
@@ -180,12 +151,3 @@ class AddressedMessageParser:
 
     def _end_calls(self) -> None:
         self._add(self._calls.finish(cut_off=self._cut_off and not self._pending))
-
-    def _add(self, deltas: list[Delta]) -> None:
-        """Add deltas; before the first of a message that follows one of its kind, an empty line."""
-        for delta in deltas:
-            if isinstance(delta, Text | Thought) and self._is_empty and self._last_kind is type(delta):
-                delta = type(delta)(f"\n\n{delta.text}")
-            self._is_empty = False
-            self._last_kind = type(delta)
-            self._deltas.append(delta)

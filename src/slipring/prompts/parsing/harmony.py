@@ -17,7 +17,8 @@ import re
 from enum import Enum
 from typing import Final
 
-from slipring.core.generation import Delta, Text, Thought
+from slipring.core.generation import Text, Thought
+from slipring.prompts.parsing.answer_parser import MessageParser
 from slipring.prompts.parsing.calls.argument_stream import end_call, stream_json
 from slipring.prompts.parsing.calls.held_text import BrokenCall, HeldText, Reading
 from slipring.prompts.parsing.calls.json_scanner import SPACE
@@ -32,7 +33,6 @@ from slipring.protocol.tools import CallableTool
 
 _START, _CHANNEL, _MESSAGE, _CONSTRAIN, _END, _CALL, _RETURN = HARMONY_MARKS
 _MAX_HEADER: Final = 1024
-_PIECE: Final = 4096
 _HEADER_STARTS: Final = (_START, _CHANNEL, _MESSAGE, _CONSTRAIN, "to=")
 _HEADER_ENDS: Final = marker_finder(_MESSAGE, _END, _CALL, _RETURN)
 _CONTENT_ENDS: Final = marker_finder(_END, _CALL, _RETURN, _START, _CHANNEL)
@@ -54,18 +54,14 @@ class _State(Enum):
 _HEADER, _TEXT, _THOUGHT, _TOOL = _State
 
 
-class HarmonyParser:
-    """Parses one answer; ``OutputParser`` has the same methods."""
+class HarmonyParser(MessageParser):
+    """Parses one answer."""
 
     def __init__(self, tools: OfferedTools, *, thinking: bool, starts_thinking: bool) -> None:
+        super().__init__()
         self._tools = tools
         self._thinking = thinking
         self._state = _THOUGHT if thinking and starts_thinking else _HEADER
-        self._pending = ""  # unread text
-        self._final = self._cut_off = False
-        self._deltas: list[Delta] = []
-        self._last_state: _State | None = None  # of the last message that was not empty
-        self._is_empty = True  # nothing of the current message was emitted
         self._is_raw = False  # the current message is emitted with its marks
         self._header = ""
         self._in_thought = False  # the current call is in the channel of thoughts
@@ -74,40 +70,17 @@ class HarmonyParser:
 
     @property
     def is_thinking(self) -> bool:
-        """Whether the text so far ends inside a thought."""
         return self._state is _THOUGHT
 
     @property
     def is_holding(self) -> bool:
-        """Whether a call is held back until it is complete."""
         return self._state is _TOOL and not self._held.is_streaming
 
     @property
     def is_idle(self) -> bool:
-        """Whether the text so far ends outside of thoughts, calls and headers."""
         return self._state in (_TEXT, _HEADER) and not self._pending
 
-    def feed(self, text: str) -> list[Delta]:
-        """Parse the next piece of text."""
-        for at in range(0, len(text), _PIECE):
-            self._pending += text[at : at + _PIECE]
-            while self._step():
-                pass
-        return self._take_deltas()
-
-    def finish(self, *, cut_off: bool) -> list[Delta]:
-        """End the answer: emit what is held back, as text if it is not a complete call."""
-        self._final, self._cut_off = True, cut_off
-        while self._step():
-            pass
-        return self._take_deltas()
-
-    def _take_deltas(self) -> list[Delta]:
-        deltas, self._deltas = self._deltas, []
-        return deltas
-
     def _step(self) -> bool:
-        """Read the pending text; return whether the state changed, so that there may be more to read."""
         return self._read_header() if self._state is _HEADER else self._read_content()
 
     def _read_content(self) -> bool:
@@ -150,7 +123,7 @@ class HarmonyParser:
     def _read_without_header(self, text: str) -> bool:
         """Read text that no header precedes."""
         self._state = _TEXT
-        self._is_empty = self._last_state is not _TEXT
+        self._is_empty = self._last_kind is not Text
         self._emit(text)
         return True
 
@@ -173,14 +146,8 @@ class HarmonyParser:
             self._emit(self._header)
 
     def _emit(self, text: str) -> None:
-        """Emit text or thought; before the first of a message that follows one of its kind, an empty line."""
-        if not text:
-            return
-        if self._is_empty and self._last_state is self._state:
-            text = f"\n\n{text}"
-        self._is_empty = False
-        self._last_state = self._state
-        self._deltas.append(Thought(text) if self._state is _THOUGHT else Text(text))
+        if text:
+            self._add([Thought(text) if self._state is _THOUGHT else Text(text)])
 
     def _read_call(self, text: str, *, is_last: bool) -> str:
         """Read a piece of the content of a call. Returns text that does not belong to the call: from then on
@@ -199,9 +166,7 @@ class HarmonyParser:
             text = text if held.has_called else self._header + text
         else:
             text = ""
-        if held.has_called:
-            self._last_state = None
-        self._deltas += held.take_deltas()
+        self._add(held.take_deltas())
         return text
 
 

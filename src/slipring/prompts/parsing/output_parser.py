@@ -1,6 +1,6 @@
 """Parses the text that a model writes into deltas, while it arrives.
 
-``OutputParser`` reads every ``OutputFormat``. It guarantees:
+``output_parser`` makes a parser for every ``OutputFormat``. It guarantees:
 
 - A call ends at once: ``CallEnded`` follows the brace, parenthesis or tag with which the call is complete,
   before anything that comes after it. Its arguments are emitted as they arrive once its name is certain, in
@@ -33,6 +33,7 @@ from msgspec import structs
 
 from slipring.core.generation import Delta, Text, Thought
 from slipring.prompts.parsing.addressed_messages import MESSAGE, AddressedMessageParser
+from slipring.prompts.parsing.answer_parser import PIECE, AnswerParser
 from slipring.prompts.parsing.calls.braced_calls import BracedCallReader
 from slipring.prompts.parsing.calls.call_reader import CallReader
 from slipring.prompts.parsing.calls.held_text import BrokenCall, HeldText
@@ -57,8 +58,6 @@ from slipring.protocol.tools import Offer
 _SEPARATORS: Final = SPACE + ";,"
 _LABELLED: Final = re.compile(r"(<[^<>\s]+>)(\w+)")
 """A mark that opens thoughts and the name of its channel, which the model may leave out: Gemma 4."""
-_PIECE: Final = 4096
-"""Longer pieces are cut, so that the text searched after each marker stays short."""
 
 
 def call_reader(calls: Calls, tools: OfferedTools, *, trusted: bool) -> CallReader:
@@ -90,29 +89,19 @@ class _State(Enum):
 _TEXT, _THOUGHT, _CALL, _UNDECIDED = _State
 
 
-class OutputParser:
-    """Parses one answer. Call ``feed`` with each piece of text, then ``finish``; both return deltas.
-
-    ``offer``: the tools that may be called; without any, no calls are recognized.
-    ``thinking``: whether thoughts are recognized.
-    ``starts_thinking``: the prompt ended with ``think_open``, so the answer begins inside a thought.
-    ``trusted``: a grammar enforces the form of calls, so the input of custom tools is streamed if it is JSON.
-    The grammar also enforces that thoughts are closed: text in a thought that looks like a call is not one.
-    """
+class MarkedAnswerParser(AnswerParser):
+    """Parses one answer in which marks divide thoughts, text and calls."""
 
     def __init__(
         self,
         format: OutputFormat,
-        offer: Offer,
+        tools: OfferedTools,
         *,
-        thinking: bool = True,
-        starts_thinking: bool = False,
-        trusted: bool = False,
+        thinking: bool,
+        starts_thinking: bool,
+        trusted: bool,
     ) -> None:
-        tools = OfferedTools(offer)
-        self._messages = _message_parser(
-            format, offer, tools, thinking=thinking, starts_thinking=starts_thinking, trusted=trusted
-        )
+        super().__init__()
         thinking = thinking and bool(format.think_close)
         think_open = _LABELLED.fullmatch(format.think_open.strip(SPACE))
         self._think_open = think_open[1] if think_open else format.think_open.strip(SPACE)
@@ -138,10 +127,7 @@ class OutputParser:
         self._state = _THOUGHT if thinking and starts_thinking else _TEXT
         self._is_beginning = True  # nothing was emitted
         self._is_opening = self._state is _THOUGHT  # a thought was opened, and nothing of it has arrived
-        self._deltas: list[Delta] = []
-        self._queue: deque[str] = deque()  # pieces not read yet
-        self._pending = ""  # the unread rest of the current piece
-        self._final = self._cut_off = False
+        self._queue: deque[str] = deque()  # pieces not read yet: ``_pending`` is the rest of the current one
         self._gap: list[str] = []  # white space: dropped before a marker, emitted before text
         self._after_marker = self._state is _THOUGHT  # nothing but white space since the last marker
         self._expects_bare = bool(self._bare_starts)  # what begins here may be a call without a mark
@@ -159,29 +145,19 @@ class OutputParser:
 
     @property
     def is_thinking(self) -> bool:
-        """Whether the text so far ends inside a thought."""
-        return self._state is _THOUGHT if self._messages is None else self._messages.is_thinking
+        return self._state is _THOUGHT
 
     @property
     def is_holding(self) -> bool:
-        """Whether a call is held back until it is complete."""
-        if self._messages is not None:
-            return self._messages.is_holding
         return self._state is _UNDECIDED or (
             self._state is _CALL and (self._in_thought or not self._held.is_streaming)
         )
 
     @property
     def is_idle(self) -> bool:
-        """Whether the text so far ends outside of thoughts and calls, and not with a possible marker."""
-        if self._messages is not None:
-            return self._messages.is_idle
         return self._state is _TEXT and not self._pending
 
     def feed(self, text: str) -> list[Delta]:
-        """Parse the next piece of text."""
-        if self._messages is not None:
-            return self._messages.feed(text)
         if not text:
             return []
         if (
@@ -194,39 +170,26 @@ class OutputParser:
             return [Text(text)]  # hot path: text in which no marker begins and behind which none can follow
         if self._state is _CALL and not self._in_thought and self._held.skip(text):
             return self._held.take_deltas()
-        if len(text) <= _PIECE:
+        if len(text) <= PIECE:
             self._pending += text
         else:
-            self._queue.extend(text[at : at + _PIECE] for at in range(0, len(text), _PIECE))
+            self._queue.extend(text[at : at + PIECE] for at in range(0, len(text), PIECE))
         self._run()
         return self._take_deltas()
-
-    def finish(self, *, cut_off: bool = False) -> list[Delta]:
-        """End the answer: emit what is held back, as text if it is not a complete call. ``cut_off``: a limit
-        has ended it, not the model, so that a call whose closing marks are missing is not complete."""
-        if self._messages is not None:
-            return self._messages.finish(cut_off=cut_off)
-        self._final, self._cut_off = True, cut_off
-        self._run()
-        if not self._after_marker:
-            self._emit("")
-        return self._take_deltas()
-
-    def _take_deltas(self) -> list[Delta]:
-        deltas, self._deltas = self._deltas, []
-        return deltas
 
     def _run(self) -> None:
         while True:
             if self._queue:
                 self._pending += self._queue.popleft()
-            while self._step():
-                pass
+            super()._run()
             if not self._queue:
                 return
 
+    def _end(self) -> None:
+        if not self._after_marker:
+            self._emit("")
+
     def _step(self) -> bool:
-        """Read the pending text; return whether the state changed, so that there may be more to read."""
         state = self._state
         if state is _TEXT:
             return self._read_text()
@@ -490,28 +453,37 @@ class OutputParser:
         return True
 
     def _read_again(self, text: str) -> None:
-        self._queue.extendleft(text[at : at + _PIECE] for at in reversed(range(0, len(text), _PIECE)))
+        self._queue.extendleft(text[at : at + PIECE] for at in reversed(range(0, len(text), PIECE)))
 
 
-def _message_parser(
+def output_parser(
     format: OutputFormat,
     offer: Offer,
-    tools: OfferedTools,
     *,
-    thinking: bool,
-    starts_thinking: bool,
-    trusted: bool,
-) -> HarmonyParser | AddressedMessageParser | None:
-    """The parser of answers that are messages; None if the format has none."""
+    thinking: bool = True,
+    starts_thinking: bool = False,
+    trusted: bool = False,
+) -> AnswerParser:
+    """The parser of an answer.
+
+    ``offer``: the tools that may be called; without any, no calls are recognized.
+    ``thinking``: whether thoughts are recognized.
+    ``starts_thinking``: the prompt ended with ``think_open``, so the answer begins inside a thought.
+    ``trusted``: a grammar enforces the form of calls, so the input of custom tools is streamed if it is JSON.
+    The grammar also enforces that thoughts are closed: text in a thought that looks like a call is not one.
+    """
+    tools = OfferedTools(offer)
     if format.is_harmony:
         return HarmonyParser(tools, thinking=thinking, starts_thinking=starts_thinking)
     if not format.is_addressed:
-        return None
+        return MarkedAnswerParser(
+            format, tools, thinking=thinking, starts_thinking=starts_thinking, trusted=trusted
+        )
     assert format.calls is not None
     mark = format.calls.open.rpartition(MESSAGE)[2]  # without the end of the header before it
     inner = OutputFormat(calls=structs.replace(format.calls, open=mark))
     return AddressedMessageParser(
-        lambda: OutputParser(inner, offer, trusted=trusted),
+        lambda: MarkedAnswerParser(inner, tools, thinking=True, starts_thinking=False, trusted=trusted),
         mark.strip(SPACE),
         thinking=thinking,
         starts_thinking=starts_thinking,

@@ -4,26 +4,26 @@ Consecutive items of the assistant (reasoning, text, calls) become one message. 
 that it answers. ``MessageBuilder`` keeps the pending calls and counts calls, so that a delta converts to the
 same messages as within the whole context.
 
-In ``ChatMessage.content`` a mark stands for each picture, at its place in the text. A mark has the number of
-the picture among those of the messages that are written. What a template is given in its place is the
-``PictureForm`` that it takes.
-
 Imports no library that runs templates: the chat engine writes messages with this, and works without them.
 """
 
-import json
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-import msgspec
 from msgspec import UNSET, Struct, UnsetType, structs
 
-from slipring.base.errors import InvalidRequest
 from slipring.core.chain.head import Head
-from slipring.prompts.parsing.call_writer import Call, answer_pieces
+from slipring.prompts.parsing.answer_writer import Call, answer_pieces
 from slipring.prompts.parsing.output_format import OutputFormat
+from slipring.prompts.templates.picture_marks import (
+    PictureForm,
+    Role,
+    picture_mark,
+    unmarked,
+    written_content,
+)
+from slipring.prompts.templates.template_values import YieldingList, read_object, to_json
 from slipring.prompts.tool_definitions import describe, describe_format, describe_found, flat_name
 from slipring.protocol.items import (
     AdditionalTools,
@@ -42,119 +42,12 @@ from slipring.protocol.items import (
 )
 from slipring.protocol.pictures.item_pictures import Picture, pictures
 from slipring.protocol.requests import TextFormat
-from slipring.protocol.tools import CallableTool, Toolset
+from slipring.protocol.tools import Toolset
 
-_MARK = re.compile("\ufdd0([0-9]{1,6})\ufdd1")
-"""Between two noncharacters, which no text has that is meant for others."""
-Role = Literal["system", "user", "assistant", "tool"]
-PICTURE_ROLES: tuple[Role, ...] = ("user", "tool", "system")
-"""Of messages that clients put pictures into."""
-MOVED = "Pictures of the message above:\n"
-"""What precedes pictures that were moved to a message of the user."""
-
-
-class PictureForm(Struct, frozen=True, kw_only=True):
-    """What a template is given for a picture, and what it writes for one."""
-
-    part: Mapping[str, Any] | None = None
-    """The part of a content that is a list; None: the content is text."""
-    text: str = ""
-    """What stands for a picture in a text; empty: its mark."""
-    id: int | None = None
-    """Of the control token that the template writes once for a picture; None: it writes the mark."""
-    are_numbered: bool = False
-    """Whether it writes another text for a picture after others."""
-    roles: tuple[Role, ...] = ()
-    """Of the messages in which it writes pictures."""
-
-
-PARTS = (
-    PictureForm(part={"type": "image"}),
-    PictureForm(part={"type": "image_url", "image_url": {"url": ""}}),
-)
-"""The forms that templates take, in the order in which they are tried."""
-INLINE = PictureForm()
-"""Marks stay in the text, for an engine that is sent text with marks of its own."""
-
-
-def picture_mark(number: int) -> str:
-    """What stands for a picture in the text of a message."""
-    return f"\ufdd0{number}\ufdd1"
-
-
-def unmarked(text: str) -> str:
-    """A text of a client, in which nothing passes for a mark."""
-    return text.replace("\ufdd0", "\ufffd") if "\ufdd0" in text else text
-
-
-def has_marks(text: str) -> bool:
-    return "\ufdd0" in text and _MARK.search(text) is not None
-
-
-def split_marks(text: str) -> Iterator[str | int]:
-    """The parts of a text: texts, and the numbers of the pictures between them."""
-    for place, piece in enumerate(_MARK.split(text)):
-        if place % 2:
-            yield int(piece)
-        elif piece:
-            yield piece
-
-
-def moved_marks(text: str) -> tuple[str, str]:
-    """A text without its marks, and the marks."""
-    return _MARK.sub("", text), "".join(found[0] for found in _MARK.finditer(text))
-
-
-def written_content(content: str, text: Callable[[str], str], form: PictureForm | None) -> str | list[Any]:
-    """The content of a message for a template. ``text`` is applied to all of it but the pictures."""
-    if form is None or not has_marks(content):
-        return text(content)
-    pieces: Sequence[str | int] = list(split_marks(content))
-    if form.part is None:
-        return "".join(
-            text(piece) if isinstance(piece, str) else form.text or picture_mark(piece) for piece in pieces
-        )
-    return [
-        {"type": "text", "text": text(piece)} if isinstance(piece, str) else {**form.part} for piece in pieces
-    ]
-
-
-T = TypeVar("T")
-
-
-class YieldingList(list[T]):
-    """A list whose entries are fetched by Python code, so that other threads can run in between."""
-
-    def __iter__(self) -> Iterator[T]:
-        yield from super().__iter__()
-
-    def __getitem__(self, at: Any) -> Any:
-        return super().__getitem__(at)
-
-
-def to_json(
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: Sequence[str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """The filter ``tojson`` as templates expect it: Jinja's own would escape for HTML."""
-    item, key = separators if separators is not None else (", " if indent is None else ",", ": ")
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=(item, key), sort_keys=sort_keys
-    )
-
-
-_MAX_DEPTH = 100
-"""Nesting of JSON that is passed to a template as a value."""
-_MAX_VALUES = 100_000
-"""Number of values in JSON that is passed to a template as a value: it is decoded and encoded in one step."""
 _THOUGHT_FIELDS = ("reasoning_content", "reasoning", "thinking")
 """Templates read thoughts under different names."""
 _ADDED_TOOLS = "From now on you can also call these tools:"
 Dict = dict[str, Any]
-_object = msgspec.json.Decoder(Dict)
 
 
 class ChatCall(Struct, frozen=True):
@@ -391,29 +284,11 @@ def _text_as_thought(message: ChatMessage) -> ChatMessage:
     return structs.replace(message, content="", thoughts=thoughts)
 
 
-def read_object(text: str) -> Dict | None:
-    """Decode a JSON object; None if the text is not one, or it is nested too deeply or too large."""
-    if sum(map(text.count, ",[{")) > _MAX_VALUES:  # an upper bound of the number of values
-        return None
-    try:
-        value = _object.decode(text.encode())
-    except (ValueError, RecursionError):
-        return None
-    return value if _is_shallow(value, _MAX_DEPTH) else None
-
-
 def _arguments(text: str) -> Dict | str:
     if not text.strip():
         return {}
     value = read_object(text)
     return text if value is None else value
-
-
-def _is_shallow(value: object, depth: int) -> bool:
-    if not isinstance(value, dict | list):
-        return True
-    inner = value.values() if isinstance(value, dict) else value
-    return depth > 0 and all(_is_shallow(each, depth - 1) for each in inner)
 
 
 def head_messages(head: Head, format: TextFormat, tools: str = "") -> list[ChatMessage]:
@@ -425,18 +300,3 @@ def head_messages(head: Head, format: TextFormat, tools: str = "") -> list[ChatM
     if format.kind != "text":
         parts.append(describe_format(format))
     return [ChatMessage(role="system", content=unmarked("\n\n".join(parts)))] if parts else []
-
-
-def template_tools(tools: Iterable[CallableTool]) -> list[Dict]:
-    """Tool definitions for a template. Raises ``InvalidRequest`` if a schema is too deep or too large."""
-    definitions = []
-    for tool in tools:
-        definition = read_object(describe(tool))
-        if definition is None:
-            raise InvalidRequest.at("tools", "the schema of a tool is nested too deeply, or too large")
-        parameters = definition["function"]["parameters"]
-        if isinstance(parameters, dict):
-            parameters.setdefault("type", "object")
-            parameters.setdefault("properties", {})  # templates rely on both
-        definitions.append(definition)
-    return definitions

@@ -10,9 +10,7 @@ from typing import Any, Literal
 from msgspec import Struct, structs
 
 from slipring.base.errors import InvalidRequest
-from slipring.prompts.parsing.known_formats import HERMES
-from slipring.prompts.parsing.output_format import OutputFormat
-from slipring.prompts.rendering import (
+from slipring.prompts.chain_choices import (
     ALL_THOUGHTS,
     CALL_IDS,
     CALL_TEXTS,
@@ -20,14 +18,9 @@ from slipring.prompts.rendering import (
     LOOP_THOUGHTS,
     ChainChoice,
 )
-from slipring.prompts.templates.chat_messages import (
-    PICTURE_ROLES,
-    ChatMessage,
-    MessageFields,
-    PictureForm,
-    Role,
-    picture_mark,
-)
+from slipring.prompts.parsing.known_formats import HERMES
+from slipring.prompts.parsing.output_format import OutputFormat
+from slipring.prompts.templates.chat_messages import ChatMessage, MessageFields
 from slipring.prompts.templates.detection.format_detection import detect_format
 from slipring.prompts.templates.detection.probes import common_prefix
 from slipring.prompts.templates.jinja_engines import (
@@ -38,6 +31,7 @@ from slipring.prompts.templates.jinja_engines import (
     Variables,
 )
 from slipring.prompts.templates.message_forms import ACCEPTS_ALL, MessageForms, find_forms
+from slipring.prompts.templates.picture_marks import PICTURE_ROLES, PictureForm, Role, picture_mark
 from slipring.prompts.templates.stand_ins import (
     ALL_PLACEHOLDERS,
     ANSWERED,
@@ -48,12 +42,13 @@ from slipring.prompts.templates.stand_ins import (
     PLACEHOLDER_TOOLS,
     QUESTION,
     TEXT_PLACEHOLDER,
+    THOUGHT_PLACEHOLDER,
     earlier_calls,
     with_earlier_calls,
     with_thoughts,
 )
 from slipring.prompts.templates.template_draft import Draft, DraftForm
-from slipring.prompts.tokenization.control_token_guard import ControlTokenFinder
+from slipring.prompts.tokenization.control_token_guard import ControlTokenFinder, ControlTokenGuard
 from slipring.prompts.tokenization.token_budget import BudgetedEncoder
 from slipring.prompts.tokenization.tokenizer import Vocabulary
 
@@ -96,6 +91,8 @@ class ProbedTemplate:
         )
         self._vocabulary = vocabulary
         self._finder = ControlTokenFinder(vocabulary, model.source, ALL_PLACEHOLDERS)
+        self._placed = ControlTokenGuard(self._finder, lambda: "").text
+        """What is written for a placeholder."""
         self._variables = variables
         self._require_user_message()
         self.detected = detected = detect_format(self._render_probe, model.source, model.response_template)
@@ -181,29 +178,24 @@ class ProbedTemplate:
         """The first form in which the template writes a picture of the user, with all roles in which it does;
         None if there is none."""
         plain = self._form
-        for form in forms:
-            fields = structs.replace(plain.fields, picture=form)
-            self._form = structs.replace(plain, fields=fields)
-            written: dict[Role, int | str] = {}
-            for role in PICTURE_ROLES:
-                found = self._written_picture(role)
-                if found is not None and found == written.get("user", found):
-                    written[role] = found
-            self._form = plain
-            if "user" in written and form.part is not None:
-                parts = [{"type": "text", "text": "?"}, {**form.part}, {"type": "text", "text": " "}]
-                self.template.compare([{"role": "user", "content": parts}])
-            if "user" in written:
-                id = written["user"]
-                self._form = structs.replace(plain, fields=fields)
-                numbered = self._numbers_pictures()
-                self._form = plain
+        try:
+            for form in forms:
+                self._form = structs.replace(plain, fields=structs.replace(plain.fields, picture=form))
+                found = {role: self._written_picture(role) for role in PICTURE_ROLES}
+                id = found["user"]
+                if id is None:
+                    continue
+                if form.part is not None:
+                    parts = [{"type": "text", "text": "?"}, {**form.part}, {"type": "text", "text": " "}]
+                    self.template.compare([{"role": "user", "content": parts}])
                 return structs.replace(
                     form,
                     id=id if isinstance(id, int) else None,
-                    are_numbered=numbered,
-                    roles=tuple(written),
+                    are_numbered=self._numbers_pictures(),
+                    roles=tuple(role for role, written in found.items() if written == id),
                 )
+        finally:
+            self._form = plain
         return None
 
     def _written_picture(self, role: Role) -> int | str | None:
@@ -269,13 +261,11 @@ class ProbedTemplate:
         It is the first one that ends answers. Where the template writes another one (Harmony), or none (GLM:
         the next message begins), it is the first one that is not a mark of calls.
         """
-        draft = self.draft(messages, [], BudgetedEncoder(self._vocabulary), None)
-        try:
-            written = draft.write(messages)
-        except InvalidRequest:
+        written = self._written(messages)
+        if written is None:
             return ""
-        after = written.rpartition(draft.guard.text(mark))[2]
-        pieces = self._finder.split(after.partition(draft.guard.text(NEXT_PLACEHOLDER))[0])
+        after = written.rpartition(self._placed(mark))[2]
+        pieces = self._finder.split(after.partition(self._placed(NEXT_PLACEHOLDER))[0])
         ids = [piece for piece in pieces if isinstance(piece, int)]
         format = self.output_format
         # In Harmony, all structure is marks: answers end with one that is none of a call.
@@ -313,11 +303,8 @@ class ProbedTemplate:
 
     def _drops(self, messages: Sequence[ChatMessage], effort: str | None) -> bool:
         """Whether the template leaves out the only thoughts of messages."""
-        draft = self.draft(messages, [], BudgetedEncoder(self._vocabulary), effort)
-        try:
-            return not draft.count_thoughts(draft.write(messages))
-        except InvalidRequest:
-            return False
+        written = self._written(messages, effort)
+        return written is not None and self._placed(THOUGHT_PLACEHOLDER) not in written
 
     def _find_choices(self) -> Iterator[ChainChoice]:
         """What chains keep that the template drops."""
@@ -352,28 +339,19 @@ class ProbedTemplate:
     def _adds_call_ids(self) -> bool:
         """Whether the template writes the id of a call only once its output follows."""
         *asked, called, _ = CALLED
-        draft = self.draft(CALLED, [], BudgetedEncoder(self._vocabulary), None)
-        call, mark = called.calls[-1], draft.guard.text(LAST_CALL_PLACEHOLDER)
-        try:
-            last, earlier = (
-                draft.write(messages).rpartition(mark)[2] for messages in ([*asked, called], CALLED)
-            )
-        except InvalidRequest:
-            return False
-        closer = self.closers[True]
-        return bool(closer) and call.id in earlier.partition(closer)[0] and call.id not in last
+        texts = [self._written(messages) for messages in ([*asked, called], CALLED)]
+        mark, closer, id = self._placed(LAST_CALL_PLACEHOLDER), self.closers[True], called.calls[-1].id
+        last, earlier = ((text or "").rpartition(mark)[2] for text in texts)
+        return None not in texts and bool(closer) and id in earlier.partition(closer)[0] and id not in last
 
     def _drops_call_texts(self) -> bool:
         """Whether the template writes a call without the text before it."""
         question, called, output = CALLED
         spoken = structs.replace(called, content=TEXT_PLACEHOLDER)
-        draft = self.draft(CALLED, [], BudgetedEncoder(self._vocabulary), None)
-        try:
-            written = draft.write([question, spoken, output])
-        except InvalidRequest:
-            return False
-        text, call = draft.guard.text(TEXT_PLACEHOLDER), draft.guard.text(LAST_CALL_PLACEHOLDER)
-        return call in written and text not in written
+        written = self._written([question, spoken, output]) or ""
+        return (
+            self._placed(LAST_CALL_PLACEHOLDER) in written and self._placed(TEXT_PLACEHOLDER) not in written
+        )
 
     def _thinks(self, effort: str | None) -> bool:
         """Whether the model may think, as far as its template shows."""

@@ -8,26 +8,19 @@ from msgspec import Struct, structs
 
 from slipring.base.errors import InvalidRequest
 from slipring.core.token_estimates import estimated_picture_tokens
+from slipring.prompts.chain_choices import EMPTY_THOUGHTS, WHITE_SPACE, ChainChoice
+from slipring.prompts.full_renders import NO_BOUNDARY, REWRITES_EARLIER, CannotAppend
 from slipring.prompts.parsing.output_format import OutputFormat
-from slipring.prompts.rendering import (
-    EMPTY_THOUGHTS,
-    WHITE_SPACE,
-    CannotAppend,
-    ChainChoice,
-    PlacedPicture,
-    picture_id,
-)
-from slipring.prompts.templates.chat_messages import ChatMessage, MessageFields, split_marks
+from slipring.prompts.rendering import PlacedPicture, picture_id
+from slipring.prompts.templates.chat_messages import ChatMessage, MessageFields
 from slipring.prompts.templates.jinja_engines import ChatTemplate, Variables
 from slipring.prompts.templates.message_forms import MessageForms
+from slipring.prompts.templates.picture_marks import split_marks
 from slipring.prompts.templates.stand_ins import ALL_PLACEHOLDERS, THOUGHT_PLACEHOLDER
 from slipring.prompts.tokenization.control_token_guard import ControlTokenFinder, ControlTokenGuard
 from slipring.prompts.tokenization.token_budget import BudgetedEncoder
 from slipring.protocol import wire
 from slipring.protocol.pictures.item_pictures import Picture
-
-REWRITES_EARLIER = "the template rewrites earlier turns"
-NO_BOUNDARY = "the template's parts do not meet at a control token"
 
 
 class DraftForm(Struct, frozen=True):

@@ -20,7 +20,7 @@ import msgspec
 import tokenizers
 
 from slipring.prompts.tokenization.gguf_pre_tokenizers import GPT2
-from slipring.prompts.tokenization.windowed_encoder import WINDOW_CHARS
+from slipring.prompts.tokenization.windowed_encoder import WINDOW_CHARS, isolated_pattern, splits_digits
 
 _PROBE_CHARS = 128
 """Texts are probed in steps of this length. A word of three times the length covers a whole probe."""
@@ -35,7 +35,6 @@ _AFTER_BLANKS = re.compile(rf"{_DIGIT}(?<=\s\s{_DIGIT})")
 _SIMPLIFIED = bytes.maketrans(b"\t\n\v\f\r123456789", b"     000000000")
 """Blanks as spaces, digits as zeros: a search for fixed bytes is faster than one for ``_AFTER_BLANKS``."""
 _BYTE_LEVEL_GPT2 = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-_NUMBER = r"\p{N}"
 _OTHER_BLANK = "\u180e"
 """The Mongolian vowel separator: white space to the regular expressions of fastokens, but not to Unicode."""
 _NAME_OF_BYTE = "<0x"
@@ -151,22 +150,12 @@ def _as_known_pattern(config: dict[str, Any]) -> bool:
     last = steps.pop()
     if last["type"] != "ByteLevel" or last["add_prefix_space"]:
         return False
-    if not last["use_regex"] and not (steps and _is_split(steps.pop(), GPT2)):
+    if not last["use_regex"] and not (steps and isolated_pattern(steps.pop()) == GPT2):
         return False
-    if steps and (len(steps) > 1 or not _splits_digits(steps[0]) or _joins_digits(config["model"])):
+    if steps and (len(steps) > 1 or not splits_digits(steps[0]) or _joins_digits(config["model"])):
         return False
     config["pre_tokenizer"] = _BYTE_LEVEL_GPT2
     return bool(steps)
-
-
-def _is_split(step: Mapping[str, Any], pattern: str) -> bool:
-    if step["type"] != "Split" or step["behavior"] != "Isolated" or step["invert"]:
-        return False
-    return bool(step["pattern"] == {"Regex": pattern})
-
-
-def _splits_digits(step: Mapping[str, Any]) -> bool:
-    return _is_split(step, _NUMBER) or (step["type"] == "Digits" and bool(step["individual_digits"]))
 
 
 def _joins_digits(model: Mapping[str, Any]) -> bool:

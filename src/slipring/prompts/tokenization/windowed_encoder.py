@@ -124,7 +124,7 @@ def _state(part: Any) -> dict[str, Any] | None:
     return json.loads(part.__getstate__()) if part is not None else None
 
 
-def _pattern(step: dict[str, Any]) -> str | None:
+def isolated_pattern(step: dict[str, Any]) -> str | None:
     """The regular expression of a step that isolates its matches; None for any other step."""
     if step["type"] != "Split" or step["behavior"] != "Isolated" or step["invert"]:
         return None
@@ -133,12 +133,17 @@ def _pattern(step: dict[str, Any]) -> str | None:
 
 
 def _splits_words(step: dict[str, Any]) -> bool:
-    pattern = _pattern(step)
+    pattern = isolated_pattern(step)
     return pattern is not None and _ALTERNATIVES.issuperset(_alternatives(pattern))
 
 
+def splits_digits(step: dict[str, Any]) -> bool:
+    """Whether a step makes each digit a word."""
+    return isolated_pattern(step) == r"\p{N}" or (step["type"] == "Digits" and step["individual_digits"])
+
+
 def _splits_earlier(step: dict[str, Any]) -> bool:
-    return _pattern(step) in _EARLIER or (step["type"] == "Digits" and step["individual_digits"])
+    return isolated_pattern(step) in _EARLIER or splits_digits(step)
 
 
 def _alternatives(pattern: str) -> list[str]:

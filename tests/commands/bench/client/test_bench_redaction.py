@@ -5,10 +5,10 @@ from pathlib import Path
 from aiohttp import web
 
 from slipring.commands.bench import results
-from slipring.commands.bench.client.exchange import Redactor
+from slipring.commands.bench.client.redaction import Redactor
 from slipring.commands.bench.measure.run import Bench
 from slipring.commands.bench.options import BenchOptions
-from slipring.commands.bench.subject.endpoint import Target
+from slipring.commands.bench.target import Target
 from tests.commands.bench.faulty import Faulty, running
 from tests.commands.bench.stage import Watching, tiny
 

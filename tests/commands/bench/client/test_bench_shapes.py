@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from slipring.commands.flags import CommandFailed
+from slipring.commands.failures import CommandFailed
 from tests.commands.bench.faulty import Faulty, Json, running
 from tests.commands.bench.stage import faults, measured
 

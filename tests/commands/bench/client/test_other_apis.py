@@ -187,7 +187,7 @@ def _read(reader: ChatReader | MessagesReader, *events: Json) -> TurnExchange:
     for event in events:
         reader.see(event)
     reader.finish()
-    for event in reader.answer.take():
+    for event in reader.take():
         exchange.record(event, 0)
     return exchange
 

@@ -3,26 +3,18 @@
 from typing import Any
 
 from slipring.commands.bench.load.options import LoadOptions
+from slipring.commands.bench.load.progress import LoadProgress
 from slipring.commands.bench.load.results import LoadRecord
 from slipring.commands.bench.load.run import Load
-from slipring.commands.bench.load.service_level import Level, ServiceLevel
-from slipring.commands.bench.subject.endpoint import Target
+from slipring.commands.bench.load.service_level import ServiceLevel
+from slipring.commands.bench.target import Target
 
 EASY = ServiceLevel(first_token_ms=60_000, errors=0.0)
 
 
-class Silent:
-    def endpoint_opened(self) -> None:
-        pass
-
-    def level_started(self, connections: int, seconds: float) -> None:
-        pass
-
-    def level_finished(self, level: Level) -> None:
-        pass
-
-    def phase_started(self, what: str, seconds: float) -> None:
-        pass
+class Silent(LoadProgress):
+    def __init__(self) -> None:
+        super().__init__(1)
 
 
 def options(url: str, service_level: ServiceLevel = EASY, **settings: Any) -> LoadOptions:

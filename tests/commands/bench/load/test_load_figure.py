@@ -10,7 +10,7 @@ from slipring.commands.bench.load.options import LoadOptions
 from slipring.commands.bench.load.results import LoadRecord
 from slipring.commands.bench.load.run import Load
 from slipring.commands.bench.load.service_level import Level, Percentiles
-from slipring.commands.bench.subject.endpoint import Target
+from slipring.commands.bench.target import Target
 from slipring.commands.cli import main
 from tests.commands.bench.load.loads import Silent
 

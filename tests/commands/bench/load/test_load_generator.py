@@ -6,12 +6,14 @@ import json
 from collections.abc import AsyncIterator
 
 from slipring.commands.bench.client.transports import Access
-from slipring.commands.bench.load.clients import Flood, IdleSockets, Job, Tally
+from slipring.commands.bench.load.flood import Flood
 from slipring.commands.bench.load.generator import LocalGenerator, ProcessGenerator, merged
+from slipring.commands.bench.load.idle_sockets import IdleSockets
 from slipring.commands.bench.load.results import FloodResult, FloodTally
 from slipring.commands.bench.load.run import Load
 from slipring.commands.bench.load.service_level import Level, Percentiles
 from slipring.commands.bench.load.terminal import bare_verdict, flood_verdict
+from slipring.commands.bench.load.users import Job, Tally
 from slipring.commands.bench.subject.bare_server import recorded_frames, start_bare
 from tests.commands.bench.faulty import Faulty, running
 from tests.commands.bench.load.loads import EASY, Silent, loaded, options

@@ -14,11 +14,11 @@ from aiohttp import WSMsgType, web
 from msgspec import structs
 
 from slipring.commands.bench.client.exchange import TurnExchange
-from slipring.commands.bench.load.clients import Job, Tally
 from slipring.commands.bench.load.results import LoadRecord
 from slipring.commands.bench.load.service_level import ServiceLevel
 from slipring.commands.bench.load.terminal import verdict
-from slipring.commands.bench.subject.machine import Meter
+from slipring.commands.bench.load.users import Job, Tally
+from slipring.commands.bench.subject.processes import Meter
 from tests.commands.bench.faulty import Faulty, running
 from tests.commands.bench.load.loads import EASY, loaded, options
 

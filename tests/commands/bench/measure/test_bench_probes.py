@@ -9,8 +9,8 @@ from slipring.commands.bench.client.transports import Access
 from slipring.commands.bench.measure.probes import first_model
 from slipring.commands.bench.measure.run import Bench
 from slipring.commands.bench.options import BenchOptions
-from slipring.commands.bench.subject.endpoint import Target
-from slipring.commands.flags import CommandFailed
+from slipring.commands.bench.target import Target
+from slipring.commands.failures import CommandFailed
 from tests.commands.bench.faulty import Faulty, Json, running
 from tests.commands.bench.stage import Watching, faults, measured, tiny
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from slipring.commands.bench.statistics import summarise
-from slipring.commands.flags import CommandFailed
+from slipring.commands.failures import CommandFailed
 from tests.commands.bench.faulty import Faulty, Json, running
 from tests.commands.bench.stage import Watching, faults, measured
 from tests.harness import serve

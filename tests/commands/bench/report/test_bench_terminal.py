@@ -6,8 +6,9 @@ import pytest
 from rich.console import Console
 
 from slipring.commands.bench.report import terminal, units
+from slipring.commands.bench.report.verdict import compare
 from slipring.commands.bench.results import ModeDescription
-from slipring.commands.bench.statistics import compare, summarise
+from slipring.commands.bench.statistics import summarise
 from tests.commands.bench.records import CODING, MODES, RECORDS, record
 from tests.commands.bench.report.pages import printed
 

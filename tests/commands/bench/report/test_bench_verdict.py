@@ -6,9 +6,9 @@ import re
 import pytest
 
 from slipring.commands.bench.report import figure, units
-from slipring.commands.bench.report.verdict import NO_DIFFERENCE, TOO_FEW, amount, range_of, verdict
+from slipring.commands.bench.report.verdict import NO_DIFFERENCE, TOO_FEW, amount, compare, range_of, verdict
 from slipring.commands.bench.results import BenchRecord
-from slipring.commands.bench.statistics import compare, summarise
+from slipring.commands.bench.statistics import summarise
 from tests.commands.bench.records import SHORT, checked_by, compared, loops
 from tests.commands.bench.report.pages import page, printed, sections, text
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from slipring.commands.bench.subject.machine import Meter, OtherProcesses
+from slipring.commands.bench.subject.processes import Meter, OtherProcesses
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 

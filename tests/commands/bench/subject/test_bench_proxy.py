@@ -4,19 +4,31 @@ import asyncio
 import random
 
 from slipring.commands.bench.subject.endpoint import with_round_trip
-from slipring.commands.bench.subject.proxy import Delay, delaying_proxy
+from slipring.commands.bench.subject.proxy import delaying_proxy
 from tests.commands.bench.faulty import Faulty, running
 from tests.commands.bench.stage import faults, measured
 
 
-def test_bytes_are_delayed_by_half_a_round_trip() -> None:
-    delay = Delay(one_way_s=5.0, opened_at=0.0)
-    assert [delay.due(at) for at in (1.0, 2.0, 2.0, 3.5)] == [6.0, 7.0, 7.0, 8.5]
+async def test_opening_costs_a_round_trip_and_bytes_are_delayed_by_half_of_one() -> None:
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while chunk := await reader.read(100):
+            writer.write(chunk)
+        writer.close()
 
-
-def test_opening_a_connection_costs_a_round_trip() -> None:
-    delay = Delay(one_way_s=5.0, opened_at=10.0)
-    assert [delay.due(at) for at in (0.0, 9.0, 11.0)] == [15.0, 15.0, 16.0]
+    server = await asyncio.start_server(echo, "127.0.0.1", 0)
+    async with server, delaying_proxy("127.0.0.1", server.sockets[0].getsockname()[1], rtt_s=0.2) as port:
+        clock = asyncio.get_running_loop().time
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        took_s = []
+        for _ in range(2):
+            begun_at = clock()
+            writer.write(b"x")
+            await reader.readexactly(1)
+            took_s.append(clock() - begun_at)
+        writer.close()
+    opened_s, echoed_s = took_s
+    assert echoed_s >= 0.19
+    assert opened_s >= 0.39
 
 
 async def test_bytes_keep_their_order_in_both_directions() -> None:

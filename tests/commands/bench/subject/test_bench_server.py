@@ -9,7 +9,7 @@ from anyio.from_thread import start_blocking_portal
 from slipring.commands.bench import results
 from slipring.commands.bench.subject.endpoint import start_server
 from slipring.commands.cli import main
-from slipring.commands.flags import CommandFailed
+from slipring.commands.failures import CommandFailed
 from tests.commands.bench.process import FAST
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")

@@ -12,7 +12,7 @@ from rich.console import Console
 from slipring.commands.bench.report import html, terminal
 from slipring.commands.bench.workloads.plan import Head, Plan, PlanStep
 from slipring.commands.bench.workloads.replay import read_recording
-from slipring.commands.flags import UsageError
+from slipring.commands.failures import UsageError
 from tests.commands.bench.stage import TOOL, faults, measured, recording, tiny
 from tests.harness import WEATHER, serve
 

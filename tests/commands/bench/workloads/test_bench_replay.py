@@ -7,7 +7,7 @@ import pytest
 
 from slipring.commands.bench.workloads.plan import PlanStep, output_items
 from slipring.commands.bench.workloads.replay import read_recording
-from slipring.commands.flags import UsageError
+from slipring.commands.failures import UsageError
 from tests.commands.bench.faulty import Faulty, running
 from tests.commands.bench.stage import TOOL, faults, measured, recording
 

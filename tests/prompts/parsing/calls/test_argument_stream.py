@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Text
 from slipring.prompts.parsing.output_format import JsonCalls, OutputFormat
-from slipring.prompts.parsing.output_parser import OutputParser
+from slipring.prompts.parsing.output_parser import output_parser
 from slipring.protocol.tools import Offer
 from tests.prompts.parsing.answers import OFFER, call, custom_call, function, parsed, split
 from tests.prompts.parsing.test_output_parser import (
@@ -89,7 +89,7 @@ def test_calls_are_the_same_with_and_without_a_grammar(
 
 def test_arguments_are_emitted_as_they_arrive() -> None:
     for trusted in (False, True):
-        parser = OutputParser(QWEN, OFFER, trusted=trusted)
+        parser = output_parser(QWEN, OFFER, trusted=trusted)
         assert parser.feed('Hm \n<tool_call>\n{"name": "files__read", "arguments": ') == [Text("Hm")]
         assert parser.feed("{") == []
         begun = [CallStarted("function", "read", "files"), CallArguments('{"a": "x')]
@@ -105,7 +105,7 @@ def test_arguments_are_emitted_as_they_arrive() -> None:
 
 
 def test_the_input_of_custom_tools_is_emitted_as_it_arrives_if_a_grammar_enforces_the_call() -> None:
-    parser = OutputParser(BARE, OFFER, trusted=True)
+    parser = output_parser(BARE, OFFER, trusted=True)
     assert parser.feed('{"name": "patch", "arguments": {"input": "') == [CallStarted("custom", "patch")]
     assert parser.feed("a\\n\\ud83d") == [CallArguments("a\n")]
     assert parser.feed("\\ude0") == []
@@ -114,7 +114,7 @@ def test_the_input_of_custom_tools_is_emitted_as_it_arrives_if_a_grammar_enforce
     assert parser.feed('"}') == []
     assert parser.feed("}") == [CallEnded()]
     assert parser.finish() == []
-    parser = OutputParser(BARE, OFFER)
+    parser = output_parser(BARE, OFFER)
     assert parser.feed('{"name": "patch", "arguments": {"input": "a"}') == []
     assert parser.feed("}") == custom_call("patch", "a")
 

@@ -4,7 +4,7 @@ import pytest
 
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Text
 from slipring.prompts.parsing.output_format import NamedJsonCalls, OutputFormat
-from slipring.prompts.parsing.output_parser import OutputParser
+from slipring.prompts.parsing.output_parser import output_parser
 from tests.prompts.parsing.answers import OFFER, broken_call, call, check, custom_call
 from tests.prompts.parsing.family_formats import (
     DEEPSEEK_V3,
@@ -103,7 +103,7 @@ def test_the_name_may_be_part_of_a_tag() -> None:
 
 
 def test_arguments_are_streamed() -> None:
-    parser = OutputParser(KIMI_K2, OFFER)
+    parser = output_parser(KIMI_K2, OFFER)
     assert parser.feed("<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0") == []
     assert parser.is_holding
     assert parser.feed("<|tool_call_argument_begin|>{") == []

@@ -6,7 +6,7 @@ import pytest
 
 from slipring.core.generation import CallArguments, CallEnded, Delta, Text, Thought
 from slipring.prompts.parsing.output_format import OutputFormat, TaggedCalls
-from slipring.prompts.parsing.output_parser import OutputParser
+from slipring.prompts.parsing.output_parser import output_parser
 from slipring.protocol.tools import Offer
 from tests.prompts.parsing.answers import broken_call, call, check, custom, custom_call, function, merged
 from tests.prompts.parsing.family_formats import (
@@ -174,7 +174,7 @@ def test_without_closing_tags_a_call_is_complete_only_if_the_model_ended_the_ans
 
 
 def test_strings_are_streamed_and_other_values_are_emitted_when_they_end() -> None:
-    parser = OutputParser(QWEN3_5, OFFER)
+    parser = output_parser(QWEN3_5, OFFER)
     assert parser.feed("<tool_call>\n<function=f>\n") == []
     assert merged(parser.feed("<parameter=a>\n1")) == [*CALL_A[:1], CallArguments('{"a": ')]
     assert merged(parser.feed("2\n</parameter>")) == [CallArguments("12")]

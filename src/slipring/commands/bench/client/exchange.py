@@ -1,10 +1,6 @@
 """One turn on the wire: its events with arrival times, its byte counts, and errors that end it.
 
-The same for every transport. ``validated`` checks the types of those fields of an answer that the bench
-reads; whether the answer as a whole is correct is checked in ``verify``.
-
-Texts from servers are shown without the API key, which servers repeat in error messages, and without terminal
-escapes.
+The same for every transport. Whether the answer is correct is checked in ``verify``.
 """
 
 import re
@@ -13,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 
 Event = dict[str, Any]
 Fields = dict[str, Any]
@@ -188,119 +183,3 @@ def _detail(detail: object) -> str | None:
         ]
         return "; ".join(texts) or None
     return detail if isinstance(detail, str) else None
-
-
-class _Details(Struct):
-    cached_tokens: int | None = None
-    reasoning_tokens: int | None = None
-
-
-class _Usage(Struct):
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    input_tokens_details: _Details | None = None
-    output_tokens_details: _Details | None = None
-
-
-class _Response(Struct):
-    id: str
-    output: list[dict[str, Any]]
-    usage: _Usage | None = None
-
-
-class _Terminal(Struct):
-    response: _Response
-
-
-class _Pause(Struct):
-    response_id: str
-
-
-class _Stage(Struct):
-    name: str
-    duration_ms: float
-
-
-class _Timing(Struct):
-    stages: list[_Stage]
-
-
-class _Timed(Struct):
-    timing: _Timing
-
-
-class _Part(Struct):
-    text: str | None = None
-
-
-class _Message(Struct):
-    role: str
-    content: str | list[_Part]
-
-
-class _Call(Struct):
-    call_id: str
-    name: str
-    arguments: str
-
-
-class _CustomCall(Struct):
-    call_id: str
-    name: str
-    input: str
-
-
-class _Item(Struct):
-    type: str
-
-
-_EVENTS: dict[str, type[Struct]] = {**dict.fromkeys(TERMINAL, _Terminal), PAUSE: _Pause, TIMING: _Timed}
-_ITEMS: dict[str, type[Struct]] = {
-    "message": _Message,
-    "function_call": _Call,
-    "custom_tool_call": _CustomCall,
-}
-
-
-def validated(exchange: TurnExchange) -> TurnExchange:
-    """Return the exchange if all fields have the right types. Raises ``MalformedAnswer``."""
-    try:
-        for event in exchange.events:
-            if shape := _shape(event):
-                msgspec.convert(event, shape)
-        for item in exchange.answer:
-            msgspec.convert(item, _Item)
-            if shape := _ITEMS.get(item["type"]):
-                msgspec.convert(item, shape)
-    except msgspec.ValidationError as error:
-        raise MalformedAnswer(" ".join(str(error).split())) from None
-    return exchange
-
-
-def _shape(event: Event) -> type[Struct] | None:
-    return _EVENTS.get(str(event.get("type")))
-
-
-_CONTROLS = re.compile(r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x1f\x7f-\x9f]+")
-_REDACTED = "\N{HORIZONTAL ELLIPSIS}"
-_MIN_SUBSTRING_LENGTH = 8
-"""Shorter keys are redacted only as whole words: a key like ``x`` occurs inside ordinary words."""
-
-
-def strip_controls(text: str) -> str:
-    """Replace control characters and terminal escapes, line breaks included, by spaces."""
-    return _CONTROLS.sub(" ", text)
-
-
-class Redactor:
-    """Makes texts of one endpoint safe to show and to store. ``key`` is the API key; empty for none."""
-
-    def __init__(self, key: str) -> None:
-        word = re.escape(key)
-        if len(key) < _MIN_SUBSTRING_LENGTH:
-            word = rf"(?<![A-Za-z0-9]){word}(?![A-Za-z0-9])"
-        self._key = re.compile(word) if key else None
-
-    def __call__(self, text: str) -> str:
-        text = strip_controls(text)
-        return text if self._key is None else self._key.sub(_REDACTED, text)

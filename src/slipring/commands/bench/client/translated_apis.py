@@ -6,14 +6,15 @@ arrive but the beginnings and ends of items. In Messages, a breakpoint for cache
 the last message, as agents place it: it moves with every turn.
 """
 
-from typing import Any, Literal
+from abc import ABC, abstractmethod
+from typing import Any
 
 import msgspec
 
+from slipring.commands.bench.client.contexts import Context
 from slipring.commands.bench.client.exchange import Event, Fields, TurnExchange, TurnFailed, refusal
 from slipring.commands.bench.workloads.plan import Item, text_of
 
-_Kind = Literal["message", "function_call", "reasoning"]
 _MAX_TOKENS = 4096
 """Messages requires a limit. That of ``--max-output-tokens`` is sent instead, if there is one."""
 _BREAKPOINT = {"cache_control": {"type": "ephemeral"}}
@@ -21,8 +22,8 @@ _CHOICES = {"required": {"type": "any"}, "none": {"type": "none"}, "auto": {"typ
 _CUTS = ("max_tokens", "model_context_window_exceeded")
 
 
-class RebuiltAnswer:
-    """Collects the events of one answer. ``take`` returns those since the last call."""
+class AnswerReader(ABC):
+    """Reads the stream of one answer, and collects the events that a response would have."""
 
     def __init__(self) -> None:
         self._events: list[Event] = []
@@ -32,9 +33,16 @@ class RebuiltAnswer:
         self._open: dict[str, Any] | None = None
         self._text = ""
         """What has arrived of the open item."""
-        self.has_ended = False
+
+    @abstractmethod
+    def see(self, event: Event) -> None:
+        """Read what has arrived. Raises ``TurnFailed`` for an error."""
+
+    def finish(self) -> None:  # noqa: B027 - Messages says itself when an answer ends
+        """The stream has ended."""
 
     def take(self) -> list[Event]:
+        """The events since the last call."""
         taken, self._events = self._events, []
         return taken
 
@@ -94,7 +102,6 @@ class RebuiltAnswer:
     def end(self, *, is_cut: bool, read: int, cached: int, written: int, thought: int) -> None:
         """The answer is complete; the numbers are tokens."""
         self.close()
-        self.has_ended = True
         kind = "incomplete" if is_cut else "completed"
         response = {
             "id": self._id,
@@ -128,11 +135,8 @@ def _part(text: str) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": []}
 
 
-class ChatHistory:
+class ChatHistory(Context):
     """The client keeps the conversation and sends all of it in every turn."""
-
-    previous_response_id = None
-    is_open = False
 
     def __init__(self) -> None:
         self._messages: list[dict[str, Any]] = []
@@ -152,11 +156,6 @@ class ChatHistory:
             else:
                 answer.setdefault("tool_calls", []).append(_call(item))
         self._messages.append(answer)
-
-    def fork(self) -> "ChatHistory":
-        forked = ChatHistory()
-        forked._messages = self._messages.copy()
-        return forked
 
 
 def _chat_head(head: Fields) -> Fields:
@@ -192,35 +191,33 @@ def _message(item: Item) -> dict[str, Any]:
     raise TurnFailed(f"the Chat Completions API has no item of the type {kind}")
 
 
-class ChatReader:
-    """Reads the chunks of one answer."""
+class ChatReader(AnswerReader):
+    """Reads the chunks of a Chat Completions server."""
 
     def __init__(self) -> None:
-        self.answer = RebuiltAnswer()
+        super().__init__()
         self._has_begun = False
         self._calls = 0
         self._reason: str | None = None
         self._usage: dict[str, Any] = {}
 
-    def see(self, chunk: Event) -> None:
-        """Take the next chunk. Raises ``RefusedByServer`` for an error."""
-        if "error" in chunk:
-            raise refusal(chunk)
+    def see(self, event: Event) -> None:
+        if "error" in event:
+            raise refusal(event)
         if not self._has_begun:
             self._has_begun = True
-            self.answer.begin(chunk["id"])
-        for choice in chunk.get("choices") or ():
+            self.begin(event["id"])
+        for choice in event.get("choices") or ():
             self._delta(choice.get("delta") or {})
             self._reason = choice.get("finish_reason") or self._reason
-        self._usage = chunk.get("usage") or self._usage
+        self._usage = event.get("usage") or self._usage
 
     def finish(self) -> None:
-        """The stream has ended."""
         if self._reason is None:
             return
         details = self._usage.get("prompt_tokens_details") or {}
         written = self._usage.get("completion_tokens_details") or {}
-        self.answer.end(
+        self.end(
             is_cut=self._reason == "length",
             read=self._usage.get("prompt_tokens") or 0,
             cached=details.get("cached_tokens") or 0,
@@ -230,23 +227,20 @@ class ChatReader:
 
     def _delta(self, delta: dict[str, Any]) -> None:
         if thought := delta.get("reasoning_content") or delta.get("reasoning"):
-            self.answer.thought(thought)
+            self.thought(thought)
         if text := delta.get("content"):
-            self.answer.text(text)
+            self.text(text)
         for call in delta.get("tool_calls") or ():
             function = call.get("function") or {}
             if call["index"] == self._calls:
                 self._calls += 1
-                self.answer.call(call["id"], function["name"])
+                self.call(call["id"], function["name"])
             if function.get("arguments"):
-                self.answer.arguments(function["arguments"])
+                self.arguments(function["arguments"])
 
 
-class MessagesHistory:
+class MessagesHistory(Context):
     """The client keeps the conversation and sends all of it in every turn."""
-
-    previous_response_id = None
-    is_open = False
 
     def __init__(self) -> None:
         self._messages: list[dict[str, Any]] = []
@@ -260,11 +254,6 @@ class MessagesHistory:
 
     def learn(self, exchange: TurnExchange) -> None:
         self._add(exchange.answer)
-
-    def fork(self) -> "MessagesHistory":
-        forked = MessagesHistory()
-        forked._messages = [{**each, "content": [*each["content"]]} for each in self._messages]
-        return forked
 
     def _add(self, items: list[Item]) -> None:
         for item in items:
@@ -331,51 +320,47 @@ def returned(answer: list[Item]) -> list[Item]:
     ]
 
 
-class MessagesReader:
-    """Reads the events of one answer."""
+class MessagesReader(AnswerReader):
+    """Reads the events of a Messages server."""
 
     def __init__(self) -> None:
-        self.answer = RebuiltAnswer()
+        super().__init__()
         self._read: dict[str, Any] = {}
 
     def see(self, event: Event) -> None:
-        """Take the next event. Raises ``RefusedByServer`` for an error."""
         kind = event.get("type")
         if kind == "error":
             raise refusal(event)
         if kind == "message_start":
             self._read = dict(event["message"]["usage"])
-            self.answer.begin(event["message"]["id"])
+            self.begin(event["message"]["id"])
         elif kind == "content_block_start" and event["content_block"]["type"] == "tool_use":
-            self.answer.call(event["content_block"]["id"], event["content_block"]["name"])
+            self.call(event["content_block"]["id"], event["content_block"]["name"])
         elif kind == "content_block_delta":
             self._delta(event["delta"])
         elif kind == "content_block_stop":
-            self.answer.close()
+            self.close()
         elif kind == "message_delta":
             self._end(event)
-
-    def finish(self) -> None:
-        """The stream has ended."""
 
     def _delta(self, delta: dict[str, Any]) -> None:
         kind = delta["type"]
         if kind == "text_delta":
-            self.answer.text(delta["text"])
+            self.text(delta["text"])
         elif kind == "input_json_delta":
-            self.answer.arguments(delta["partial_json"])
+            self.arguments(delta["partial_json"])
         elif kind == "thinking_delta":
-            self.answer.thought(delta["thinking"])
+            self.thought(delta["thinking"])
         elif kind == "signature_delta":
-            self.answer.thought("")
-            self.answer.sign(delta["signature"])
+            self.thought("")
+            self.sign(delta["signature"])
 
     def _end(self, event: Event) -> None:
         usage = self._read | {name: count for name, count in event["usage"].items() if count is not None}
         cached = usage.get("cache_read_input_tokens") or 0
         written = usage.get("cache_creation_input_tokens") or 0
         details = usage.get("output_tokens_details") or {}
-        self.answer.end(
+        self.end(
             is_cut=event["delta"]["stop_reason"] in _CUTS,
             read=usage["input_tokens"] + cached + written,
             cached=cached,

@@ -9,13 +9,14 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Literal, Protocol, Self
+from typing import Literal, Self
 
 import aiohttp
 from aiohttp import ClientWebSocketResponse, ClientWSTimeout, TCPConnector, WSMsgType
 from multidict import MultiMapping
 
 from slipring.base.connection_failures import reason
+from slipring.commands.bench.client.answer_shapes import validated
 from slipring.commands.bench.client.exchange import (
     PAUSE,
     TERMINAL,
@@ -25,16 +26,15 @@ from slipring.commands.bench.client.exchange import (
     Event,
     Fields,
     MalformedAnswer,
-    Redactor,
     RefusedByServer,
     TurnExchange,
     TurnFailed,
     decode,
     encode,
     refusal,
-    validated,
 )
-from slipring.commands.bench.client.translated_apis import RebuiltAnswer
+from slipring.commands.bench.client.redaction import Redactor
+from slipring.commands.bench.client.translated_apis import AnswerReader
 
 Api = Literal["responses", "messages", "chat"]
 _PATHS: dict[Api, str] = {"responses": "/responses", "messages": "/messages", "chat": "/chat/completions"}
@@ -229,18 +229,6 @@ class HttpTransport(Transport):
         """The stream has ended."""
 
 
-class AnswerReader(Protocol):
-    """Reads the stream of one answer of another API."""
-
-    answer: RebuiltAnswer
-
-    def see(self, event: Event) -> None:
-        """Take what has arrived. Raises ``TurnFailed`` for an error."""
-
-    def finish(self) -> None:
-        """The stream has ended."""
-
-
 class TranslatedTransport(HttpTransport):
     """Sends each turn as a POST of another API. Its exchanges have the events that a response would have."""
 
@@ -268,7 +256,7 @@ class TranslatedTransport(HttpTransport):
         self._record(exchange, time.perf_counter_ns())
 
     def _record(self, exchange: TurnExchange, at_ns: int) -> None:
-        for event in self._reader.answer.take():
+        for event in self._reader.take():
             exchange.record(event, at_ns)
 
 

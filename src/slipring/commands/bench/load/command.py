@@ -1,5 +1,8 @@
 """Runs ``slipring bench load``: measures, shows and writes the results, and returns the exit code."""
 
+import argparse
+import os
+
 from slipring.commands.bench.command import (
     FAILED,
     INTERRUPTED,
@@ -9,17 +12,19 @@ from slipring.commands.bench.command import (
     run_until_interrupted,
 )
 from slipring.commands.bench.load import results
-from slipring.commands.bench.load.options import LoadOptions
+from slipring.commands.bench.load.options import from_namespace
+from slipring.commands.bench.load.progress import LoadProgress
 from slipring.commands.bench.load.run import Load
-from slipring.commands.bench.load.terminal import LoadProgress, show
+from slipring.commands.bench.load.terminal import show
 from slipring.commands.bench.subject.machine import raise_file_limit
 
 
-def load(options: LoadOptions) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Run the load and return the exit code: 1 if not even the first level held the service level.
 
     Raises ``UsageError`` and ``CommandFailed``.
     """
+    options = from_namespace(arguments, os.environ)
     check_outputs(options.json, svg=options.svg)
     print_unasked_url(options.target)
     raise_file_limit(options.connections + options.idle + options.flood)

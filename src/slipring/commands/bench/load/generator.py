@@ -13,32 +13,17 @@ import sys
 import time
 from collections import Counter
 from functools import partial
-from typing import Literal, Protocol
+from typing import Literal
 
 import msgspec
 from msgspec import Struct
 
 from slipring.commands.bench.client.transports import Access
-from slipring.commands.bench.load.clients import IdleSockets, Job, Tally, Users
+from slipring.commands.bench.load.idle_sockets import IdleSockets
+from slipring.commands.bench.load.users import Job, Tally, Users
 
 _LINE_BYTES = 2**30
 _STOP_S = 20.0
-
-
-class Generator(Protocol):
-    """Generates load."""
-
-    async def grow(self, users: int, idle: int, within_s: float) -> None:
-        """Open idle connections, then add users evenly over this time, up to these numbers."""
-
-    async def begin(self) -> None:
-        """Begin a new tally."""
-
-    async def end(self) -> Tally:
-        """The tally since it began."""
-
-    async def stop(self) -> None:
-        """End all users and connections."""
 
 
 class LocalGenerator:
@@ -51,20 +36,24 @@ class LocalGenerator:
         self._cpu_s = 0.0
 
     async def grow(self, users: int, idle: int, within_s: float) -> None:
+        """Open idle connections, then add users evenly over this time, up to these numbers."""
         await self._idle.grow(idle)
         await self._users.grow(users, within_s)
 
     async def begin(self) -> None:
+        """Begin a new tally."""
         self._users.tally = Tally()
         self._cpu_s = time.process_time()
 
     async def end(self) -> Tally:
+        """The tally since it began."""
         tally = self._users.finished_tally()
         tally.idle_connections = self._idle.open_connections
         tally.cpu_s = time.process_time() - self._cpu_s
         return tally
 
     async def stop(self) -> None:
+        """End all users and connections."""
         self._idle.close()
         await self._users.stop()
 
@@ -77,7 +66,7 @@ class _Command(Struct):
 
 
 class ProcessGenerator:
-    """A generator that shares the load among several processes."""
+    """The same, with the load shared among several processes."""
 
     def __init__(self, job: Job, processes: int) -> None:
         self._job = job
@@ -133,6 +122,9 @@ class ProcessGenerator:
         return await asyncio.gather(*map(_ask, self._processes, commands))
 
 
+Generator = LocalGenerator | ProcessGenerator
+
+
 async def _ask(process: asyncio.subprocess.Process, command: _Command) -> bytes:
     assert process.stdin is not None
     assert process.stdout is not None
@@ -186,9 +178,9 @@ if __name__ == "__main__":
     import gc
 
     from slipring.commands.bench.command import loop_factory
-    from slipring.commands.bench.subject.machine import raise_as_far_as_allowed
+    from slipring.commands.bench.subject.machine import raise_file_limit
 
-    raise_as_far_as_allowed()
+    raise_file_limit()
     gc.disable()  # a collection would count as time of the server, and answers leave no garbage
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(_serve())

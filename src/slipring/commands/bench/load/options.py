@@ -8,14 +8,11 @@ from pathlib import Path
 from slipring.commands import flags
 from slipring.commands.bench.load.service_level import ServiceLevel
 from slipring.commands.bench.measure.modes import MODES
-from slipring.commands.bench.options import (
-    add_target_flags,
-    loop_flags,
-    require_mode,
-    target_from_namespace,
-)
-from slipring.commands.bench.subject.endpoint import Target
-from slipring.commands.flags import UsageError, api_key, flag, number, share, whole
+from slipring.commands.bench.options import loop_flags, require_mode
+from slipring.commands.bench.target import Target, add_target_flags, target_from_namespace
+from slipring.commands.client_environment import api_key
+from slipring.commands.failures import UsageError
+from slipring.commands.flags import flag, number, share, whole
 
 _MODES = tuple(name for name, mode in MODES.items() if not (mode.has_lanes or mode.is_rollout))
 

@@ -7,50 +7,38 @@ last level that held. The duration follows from the options alone; a slow server
 import asyncio
 import secrets
 import time
-from typing import Protocol
 
 from msgspec import structs
 
 from slipring.commands.bench.client.exchange import Fields
 from slipring.commands.bench.client.transports import Access
-from slipring.commands.bench.load.clients import Flood, Job, Tally
+from slipring.commands.bench.load.flood import Flood
 from slipring.commands.bench.load.generator import Generator, LocalGenerator, ProcessGenerator
 from slipring.commands.bench.load.options import LoadOptions
+from slipring.commands.bench.load.progress import LoadProgress
 from slipring.commands.bench.load.results import FloodResult, LoadRecord, percentiles
 from slipring.commands.bench.load.service_level import Level
+from slipring.commands.bench.load.users import Job, Tally
 from slipring.commands.bench.measure.loop import unique_instructions
 from slipring.commands.bench.measure.modes import Mode, modes_of
 from slipring.commands.bench.measure.probes import base_fields, first_model, nothing_to_measure, probe
 from slipring.commands.bench.subject import machine
 from slipring.commands.bench.subject.bare_server import recorded_frames, start_bare
-from slipring.commands.bench.subject.endpoint import describe, engine_for, open_endpoint
-from slipring.commands.bench.subject.machine import Meter, OtherProcesses
+from slipring.commands.bench.subject.endpoint import describe, open_endpoint
+from slipring.commands.bench.subject.processes import Meter, OtherProcesses
+from slipring.commands.bench.subject.simulated_engine import engine_for
 from slipring.commands.bench.workloads.catalogue import short
 
 _FLOOD_SETTLES_S = 1.0
 """Time for the flood to open its connections before it is measured."""
 
 
-class LoadObserver(Protocol):
-    """Receives the progress of a load."""
-
-    def endpoint_opened(self) -> None:
-        """The endpoint can be reached, and is about to be probed."""
-
-    def level_started(self, connections: int, seconds: float) -> None: ...
-
-    def level_finished(self, level: Level) -> None: ...
-
-    def phase_started(self, what: str, seconds: float) -> None:
-        """What is measured after the levels."""
-
-
 class Load:
     """One load. ``record`` holds what was measured so far, also after an error or cancellation."""
 
-    def __init__(self, options: LoadOptions, observer: LoadObserver) -> None:
+    def __init__(self, options: LoadOptions, progress: LoadProgress) -> None:
         self._options = options
-        self._observer = observer
+        self._progress = progress
         self._plan = short()
         self.record = LoadRecord(
             when=machine.now(),
@@ -76,7 +64,7 @@ class Load:
         key = keys.get("users", target.key)
         async with open_endpoint(target, engine, keys) as endpoint:
             access = Access(endpoint.url, key, timeout_s=target.timeout_s, asks_timing=False, api=target.api)
-            self._observer.endpoint_opened()
+            self._progress.endpoint_opened()
             model = target.model or await first_model(access)
             self.record.endpoint.model = access.redact(model)
             head = base_fields(model, target.max_output_tokens)
@@ -134,7 +122,7 @@ class Load:
         before_bytes = meter.resident_bytes() if meter is not None else 0
         options = self._options
         for connections in options.levels:
-            self._observer.level_started(connections, options.ramp_s + options.hold_s)
+            self._progress.level_started(connections, options.ramp_s + options.hold_s)
             await generator.grow(connections, options.idle, options.ramp_s)
             level = await self._measure(generator, connections, meter)
             if meter is not None:
@@ -143,14 +131,14 @@ class Load:
                     level.bytes_per_connection = (level.resident_bytes - before_bytes) / opened
             level.broken = options.service_level.broken_by(level)
             self.record.levels.append(level)
-            self._observer.level_finished(level)
+            self._progress.level_finished(level)
             if level.broken is not None:
                 return
 
     async def _run_bare(self, job: Job, frames: list[str], held: Level) -> None:
         """Measure a bare server, with the connections of a level and the pace of the simulated engine."""
         options, pace = self._options, job.tokens_per_s or 0.0
-        self._observer.phase_started("a bare socket", options.ramp_s + options.hold_s)
+        self._progress.phase_started("a bare socket", options.ramp_s + options.hold_s)
         async with start_bare(frames, pace) as server:
             bare = structs.replace(job, url=server.url, key="", is_checked=False, has_digests=False)
             generator = self._generator(bare)
@@ -163,7 +151,7 @@ class Load:
     async def _run_flood(self, generator: Generator, flood: Flood, meter: Meter | None) -> None:
         """Measure the users of the last level while another tenant floods the server, and after that."""
         options, connections = self._options, self.record.levels[-1].connections
-        self._observer.phase_started(f"a flood of {options.flood} connections", 2 * options.hold_s)
+        self._progress.phase_started(f"a flood of {options.flood} connections", 2 * options.hold_s)
         flood.start()
         await asyncio.sleep(_FLOOD_SETTLES_S)
         during = await self._measure(generator, connections, meter)

@@ -1,11 +1,8 @@
-"""Shows a load: its progress on standard error, then a table and the result."""
-
-from typing import Any
+"""Shows a load: a table and the result."""
 
 from rich.markup import escape
 from rich.table import Table
 
-from slipring.base.progress_line import ProgressLine, bar
 from slipring.commands.bench.load.results import LoadRecord
 from slipring.commands.bench.load.service_level import Level, Percentiles
 from slipring.commands.bench.report.conditions import busy_warning, by_api, simulation
@@ -13,31 +10,6 @@ from slipring.commands.bench.report.terminal import wide_console
 
 _BUSY_CORES = 0.85
 _RANKS = "p50 / p95 / p99"
-
-
-class LoadProgress(ProgressLine):
-    """Shows the current level on a terminal, and reports the level that broke."""
-
-    def __init__(self, levels: int, **line: Any) -> None:
-        """``levels``: their number, if none breaks."""
-        super().__init__(**line)
-        self._levels = levels
-        self._done = 0
-
-    def endpoint_opened(self) -> None:
-        self.show("trying the endpoint")
-
-    def level_started(self, connections: int, seconds: float) -> None:
-        text = f"level {bar(self._done, self._levels)}: {connections} connections for {seconds:g} s"
-        self.show(text, restarts=True)
-
-    def level_finished(self, level: Level) -> None:
-        self._done += 1
-        if level.broken is not None:
-            self.report(f"{level.connections} connections: {level.broken}")
-
-    def phase_started(self, what: str, seconds: float) -> None:
-        self.show(f"{what} for {seconds:g} s", restarts=True)
 
 
 def show(record: LoadRecord) -> None:
@@ -157,35 +129,32 @@ def _table(record: LoadRecord) -> Table:
     )
     has_idle = any(level.idle for level in record.levels)
     has_schedule = any(level.lag_ms is not None for level in record.levels)
-    for heading in (
-        *(
-            "connec-\ntions",
-            "open",
-            *(["idle"] if has_idle else []),
-            "turns/s",
-            f"first token ms\n{_RANKS}",
-            f"gap ms\n{_RANKS}",
-        ),
-        *([f"lag ms\n{_RANKS}", "pace"] if has_schedule else []),
-        *("server\ncores", "bench\ncores", "memory", "per con-\nnection", "still\nwaiting", "errors"),
-    ):
+    for heading in _row(record.levels[0], has_idle=has_idle, has_schedule=has_schedule):
         table.add_column(heading, justify="right")
     for level in record.levels:
-        table.add_row(
-            *(f"{level.connections:,}", f"{level.open_connections:,}"),
-            *([f"{level.open_idle:,}"] if has_idle else []),
-            f"{level.turns_per_s:,.1f}",
-            *(_ranks(level.first_token_ms), _ranks(level.gap_ms)),
-            *([_ranks(level.lag_ms), _share(level.pace)] if has_schedule else []),
-            f"{level.server_cores:.2f}" if level.server_cores is not None else "",
-            f"{level.client_cores:.2f}",
-            f"{level.resident_bytes / 1e6:,.0f} MB" if level.resident_bytes is not None else "",
-            f"{level.bytes_per_connection / 1e3:,.0f} kB" if level.bytes_per_connection is not None else "",
-            f"{level.waiting + level.stalled:,}",
-            f"{level.failed:,}",
-            style="red" if level.broken is not None else None,
-        )
+        row = _row(level, has_idle=has_idle, has_schedule=has_schedule)
+        table.add_row(*row.values(), style="red" if level.broken is not None else None)
     return table
+
+
+def _row(level: Level, *, has_idle: bool, has_schedule: bool) -> dict[str, str]:
+    """The cells of a level by their headings."""
+    cores, memory, each = level.server_cores, level.resident_bytes, level.bytes_per_connection
+    return {
+        "connec-\ntions": f"{level.connections:,}",
+        "open": f"{level.open_connections:,}",
+        **({"idle": f"{level.open_idle:,}"} if has_idle else {}),
+        "turns/s": f"{level.turns_per_s:,.1f}",
+        f"first token ms\n{_RANKS}": _ranks(level.first_token_ms),
+        f"gap ms\n{_RANKS}": _ranks(level.gap_ms),
+        **({f"lag ms\n{_RANKS}": _ranks(level.lag_ms), "pace": _share(level.pace)} if has_schedule else {}),
+        "server\ncores": f"{cores:.2f}" if cores is not None else "",
+        "bench\ncores": f"{level.client_cores:.2f}",
+        "memory": f"{memory / 1e6:,.0f} MB" if memory is not None else "",
+        "per con-\nnection": f"{each / 1e3:,.0f} kB" if each is not None else "",
+        "still\nwaiting": f"{level.waiting + level.stalled:,}",
+        "errors": f"{level.failed:,}",
+    }
 
 
 def _share(found: float | None) -> str:

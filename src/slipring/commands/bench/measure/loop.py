@@ -6,11 +6,13 @@ that the time of checking is not part of any measurement.
 
 import asyncio
 from collections.abc import Callable
+from copy import copy
 from typing import Any, NamedTuple
 
 from msgspec import Struct
 
 from slipring.commands.bench import results
+from slipring.commands.bench.client.contexts import KEEP_REASONING, Context
 from slipring.commands.bench.client.exchange import (
     FIRST_TOKENS,
     TERMINAL,
@@ -21,8 +23,8 @@ from slipring.commands.bench.client.exchange import (
     TurnFailed,
 )
 from slipring.commands.bench.client.transports import Transport
-from slipring.commands.bench.measure.modes import KEEP_REASONING, Context, Mode
-from slipring.commands.bench.subject.machine import Meter
+from slipring.commands.bench.measure.modes import Mode
+from slipring.commands.bench.subject.processes import Meter
 from slipring.commands.bench.verify.answers import Expectation, calls_of, failure_reason, find_faults
 from slipring.commands.bench.verify.history import Digest, TokenFloor, how_checked
 from slipring.commands.bench.workloads.plan import Item, Plan, PlanStep
@@ -49,42 +51,28 @@ class LoopSettings(Struct, frozen=True, kw_only=True):
     """Makes the loops of this run differ from those of other runs in prefix caches."""
 
 
-class LoopRunner:
-    """Runs the loops of one plan in one mode."""
-
-    def __init__(
-        self,
-        plan: Plan,
-        mode: Mode,
-        settings: LoopSettings,
-        meter: Meter | None,
-        on_turn: Callable[[int], None] = lambda number: None,
-    ) -> None:
-        """``on_turn`` is called with the number of each turn that has ended, between turns."""
-        self._plan = plan
-        self._mode = mode
-        self._settings = settings
-        self._meter = meter
-        self._on_turn = on_turn
-
-    async def run_one(self, transport: Transport, repeat: int) -> list[results.LoopResult]:
-        """Run one loop."""
-        running = _Loop(self._plan, self._mode, self._settings, transport, repeat)
-        return await self._run([running], self._meter)
-
-    async def run_on_lanes(self, transport: Transport, repeat: int, lanes: int) -> list[results.LoopResult]:
-        """Run one loop on each lane at the same time. CPU time per turn is not known then."""
-        running = [_Loop(self._plan, self._mode, self._settings, transport, repeat, n) for n in range(lanes)]
-        return await self._run(running, None)
-
-    async def _run(self, running: "list[_Loop]", turn_meter: Meter | None) -> list[results.LoopResult]:
-        uncounted = self._plan.uncounted
-        before, counted = self._plan.steps[:uncounted], self._plan.steps[uncounted:]
-        await asyncio.gather(*(loop.run(before, None, self._on_turn) for loop in running))
-        before_ms = self._meter.cpu_ms() if self._meter is not None else 0.0
-        await asyncio.gather(*(loop.run(counted, turn_meter, self._on_turn) for loop in running))
-        cpu_ms = (self._meter.cpu_ms() - before_ms) / len(running) if self._meter is not None else None
-        return [loop.result(cpu_ms) for loop in running]
+async def run_loops(
+    plan: Plan,
+    mode: Mode,
+    settings: LoopSettings,
+    transport: Transport,
+    repeat: int,
+    *,
+    lanes: int,
+    meter: Meter | None,
+    on_turn: Callable[[int], None],
+) -> list[results.LoopResult]:
+    """Run one loop, or with lanes one on each of them at the same time: CPU time per turn is not known then.
+    ``on_turn`` is called with the number of each turn that has ended, between turns."""
+    numbers = range(lanes) if mode.has_lanes else (None,)
+    running = [_Loop(plan, mode, settings, transport, repeat, number) for number in numbers]
+    before, counted = plan.steps[: plan.uncounted], plan.steps[plan.uncounted :]
+    await asyncio.gather(*(loop.run(before, None, on_turn) for loop in running))
+    before_ms = meter.cpu_ms() if meter is not None else 0.0
+    turn_meter = None if mode.has_lanes else meter
+    await asyncio.gather(*(loop.run(counted, turn_meter, on_turn) for loop in running))
+    cpu_ms = (meter.cpu_ms() - before_ms) / len(running) if meter is not None else None
+    return [loop.result(cpu_ms) for loop in running]
 
 
 class _FinishedTurn(NamedTuple):
@@ -118,7 +106,7 @@ class _Loop:
         settings: LoopSettings,
         transport: Transport,
         repeat: int,
-        lane: int | None = None,
+        lane: int | None,
     ) -> None:
         self._plan = plan
         self._settings = settings
@@ -264,7 +252,7 @@ class _Loop:
         digest, floor = known[index]
         if self._plan.head_of(step).instructions != self._plan.head_of(self._turns[index].step).instructions:
             return self._digest_after(index, self._instructions(step)), TokenFloor()
-        return digest.copy(), floor.copy()
+        return copy(digest), copy(floor)
 
     def _digest_after(self, index: int, instructions: str) -> Digest:
         """The digest of the context after a turn, with other instructions."""

@@ -8,6 +8,7 @@ import aiohttp
 import msgspec
 from msgspec import Struct
 
+from slipring.commands.bench.client.contexts import KEEP_REASONING, Chain, Context
 from slipring.commands.bench.client.exchange import (
     PAUSE,
     TIMING,
@@ -19,11 +20,11 @@ from slipring.commands.bench.client.exchange import (
     TurnFailed,
 )
 from slipring.commands.bench.client.transports import Access, Transport, connection_error, refused
-from slipring.commands.bench.measure.modes import KEEP_REASONING, Chain, Context, Mode
+from slipring.commands.bench.measure.modes import Mode
 from slipring.commands.bench.verify import history
 from slipring.commands.bench.workloads.plan import message
 from slipring.commands.bench.workloads.tools import CODING_TOOLS
-from slipring.commands.flags import CommandFailed
+from slipring.commands.failures import CommandFailed
 
 _OK = 200
 _NOT_FOUND = 404

@@ -1,20 +1,18 @@
 """Runs a whole bench: for each workload, probes the endpoint and runs all repeats of all modes.
 
 Each repeat runs every mode once, in an order shuffled per repeat, so that slow phases of the machine and the
-effects of one mode on the next are spread over all modes. Reports progress to a ``BenchObserver`` and prints
-nothing.
+effects of one mode on the next are spread over all modes. Prints nothing but its progress.
 """
 
 import gc
 import random
 import secrets
 from collections import Counter
-from typing import Protocol
 
 from slipring.commands.bench import results
 from slipring.commands.bench.client.exchange import Fields
 from slipring.commands.bench.client.transports import Access
-from slipring.commands.bench.measure.loop import LoopRunner, LoopSettings
+from slipring.commands.bench.measure.loop import LoopSettings, run_loops
 from slipring.commands.bench.measure.modes import Mode, modes_of
 from slipring.commands.bench.measure.probes import (
     Capabilities,
@@ -23,16 +21,12 @@ from slipring.commands.bench.measure.probes import (
     nothing_to_measure,
     probe,
 )
+from slipring.commands.bench.measure.progress import BenchProgress
 from slipring.commands.bench.options import BenchOptions
 from slipring.commands.bench.subject import machine
-from slipring.commands.bench.subject.endpoint import (
-    describe,
-    engine_for,
-    is_simulated,
-    open_endpoint,
-    with_round_trip,
-)
-from slipring.commands.bench.subject.machine import Meter, OtherProcesses
+from slipring.commands.bench.subject.endpoint import describe, open_endpoint, with_round_trip
+from slipring.commands.bench.subject.processes import Meter, OtherProcesses
+from slipring.commands.bench.subject.simulated_engine import engine_for, is_simulated
 from slipring.commands.bench.verify.history import compare_with_full_history
 from slipring.commands.bench.workloads.plan import Plan
 
@@ -41,30 +35,13 @@ _MOST_FAILURES = 3
 """After this many failed repeats in a row, a mode is not run again in the workload."""
 
 
-class BenchObserver(Protocol):
-    """Receives the progress of a bench."""
-
-    def endpoint_opened(self) -> None:
-        """The endpoint can be reached, and is about to be probed."""
-
-    def workload_started(self, plan: Plan, modes: list[Mode], repeats: int) -> None: ...
-
-    def loop_started(self, mode: Mode, repeat: int) -> None: ...
-
-    def turn_finished(self, number: int) -> None:
-        """``number``: of the turn in its loop, from 1. With lanes, called for each of them."""
-
-    def loop_finished(self, mode: Mode, loops: list[results.LoopResult]) -> None:
-        """``loops``: one, or one for each lane."""
-
-
 class Bench:
     """One bench. ``record`` holds what was measured so far, also after an error or cancellation."""
 
-    def __init__(self, options: BenchOptions, plans: list[Plan], observer: BenchObserver) -> None:
+    def __init__(self, options: BenchOptions, plans: list[Plan], progress: BenchProgress) -> None:
         self._options = options
         self._plans = plans
-        self._observer = observer
+        self._progress = progress
         endpoint = describe(options.target)
         self._engine = endpoint.engine
         self.record = results.BenchRecord(
@@ -106,7 +83,7 @@ class Bench:
 
     async def _measure(self, plan: Plan, access: Access, meter: Meter | None) -> None:
         target = self._options.target
-        self._observer.endpoint_opened()
+        self._progress.endpoint_opened()
         model = target.model or await first_model(access)
         self.record.endpoint.model = access.redact(model)
         found = await self._probe(access, base_fields(model, target.max_output_tokens))
@@ -122,7 +99,7 @@ class Bench:
         )
         self.record.workloads.append(plan.workload)
         modes = self._supported(plan, found.modes)
-        self._observer.workload_started(plan, modes, self._options.repeats)
+        self._progress.workload_started(plan, modes, self._options.repeats)
         others = OtherProcesses(meter) if meter is not None else None
         first = len(self.record.loops)
         try:
@@ -140,23 +117,31 @@ class Bench:
             for mode in _shuffled(modes, f"{plan.workload.name} {repeat}"):
                 if failures[mode.name] >= _MOST_FAILURES:
                     continue  # each failure may take the whole time limit
-                self._observer.loop_started(mode, repeat)
-                runner = LoopRunner(plan, mode, settings, meter, self._observer.turn_finished)
-                loops = await self._loops(runner, mode, access, repeat)
+                self._progress.loop_started(mode, repeat)
+                loops = await self._loops(plan, mode, settings, access, meter, repeat)
                 self.record.loops += loops
-                self._observer.loop_finished(mode, loops)
+                self._progress.loop_finished(mode, loops)
                 has_failed = any(loop.error is not None for loop in loops)
                 failures[mode.name] = failures[mode.name] + 1 if has_failed else 0
 
     async def _loops(
-        self, runner: LoopRunner, mode: Mode, access: Access, repeat: int
+        self,
+        plan: Plan,
+        mode: Mode,
+        settings: LoopSettings,
+        access: Access,
+        meter: Meter | None,
+        repeat: int,
     ) -> list[results.LoopResult]:
         gc.disable()  # a collection in the client during a turn would count as time of the server
         try:
             async with mode.open(access) as transport:
-                if mode.has_lanes:
-                    return await runner.run_on_lanes(transport, repeat, self._options.lanes)
-                return await runner.run_one(transport, repeat)
+                return await run_loops(
+                    *(plan, mode, settings, transport, repeat),
+                    lanes=self._options.lanes,
+                    meter=meter,
+                    on_turn=self._progress.turn_finished,
+                )
         finally:
             gc.enable()
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from slipring.commands.bench.report import units
 from slipring.commands.bench.results import BenchRecord, BenchSettings, Endpoint, Machine
 from slipring.commands.bench.statistics import Summary, summarise
-from slipring.commands.bench.subject.endpoint import is_simulated
+from slipring.commands.bench.subject.simulated_engine import is_simulated
 
 API_NAMES = {"responses": "Responses", "messages": "Messages", "chat": "Chat Completions"}
 BUSY_SHARE = 0.1

@@ -3,7 +3,7 @@
 import base64
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -20,8 +20,9 @@ from slipring.commands.bench.report.charts import (
 )
 from slipring.commands.bench.report.conditions import busy_warning, conditions, repeats, simulation, subject
 from slipring.commands.bench.report.markup import Markup, join, tag
-from slipring.commands.bench.report.terminal import NOTE, TITLE, replay_table
+from slipring.commands.bench.report.replay_comparison import NOTE, TITLE, replay_table
 from slipring.commands.bench.report.verdict import (
+    ENOUGH,
     NO_DIFFERENCE,
     amount,
     baseline_note,
@@ -33,7 +34,7 @@ from slipring.commands.bench.report.verdict import (
     verdict,
 )
 from slipring.commands.bench.results import BenchRecord, Workload
-from slipring.commands.bench.statistics import ENOUGH, Spread, Summary, by_turn, summarise
+from slipring.commands.bench.statistics import Spread, Summary, by_turn, summarise
 
 _STYLE = Path(__file__).with_name("page.css")
 _MOST_FAULTS = 5
@@ -137,12 +138,9 @@ def _replay(record: BenchRecord, here: Sequence[Summary], workload: Workload) ->
     if compared is None:
         return Markup()
     titles = {mode.name: mode.title for mode in record.modes}
-    head = tag("tr", *(tag("th", titles.get(name, name), scope="col") for name in compared.columns))
-    rows = [
-        tag("tr", tag("th", first, scope="row"), *(tag("td", cell) for cell in cells))
-        for first, *cells in (*compared.rows, compared.total)
-    ]
-    return join(_scrolled(TITLE, head, rows), tag("p", f"{NOTE}.", class_="note"))
+    names = [titles.get(name, name) for name in compared.columns]
+    shown = _plain_table(TITLE, names, (*compared.rows, compared.total))
+    return join(shown, tag("p", f"{NOTE}.", class_="note"))
 
 
 _COLUMNS = (
@@ -246,32 +244,39 @@ def _small(content: str) -> list[Markup]:
 
 def _details(modes: Sequence[DrawnMode]) -> Markup:
     """Every figure of the charts as tables."""
-    head = tag("tr", *(tag("th", name, scope="col") for name in ("Stage", *(mode.title for mode in modes))))
     tables = [
         _by_turn("Time of each turn", modes, "total_ms", units.duration),
         _by_turn("Bytes sent in each turn", modes, "sent_bytes", units.size),
     ]
-    rows = []
-    for name, spent in stage_table(modes):
-        cells = [tag("td", _NONE if ms is None else units.duration(ms)) for ms in spent]
-        rows.append(tag("tr", tag("th", name, scope="row"), *cells))
+    rows = [
+        [name, *(_NONE if ms is None else units.duration(ms) for ms in spent)]
+        for name, spent in stage_table(modes)
+    ]
     if rows:
-        tables.append(_scrolled("Server stages, mean per turn", head, rows))
+        names = ["Stage", *(mode.title for mode in modes)]
+        tables.append(_plain_table("Server stages, mean per turn", names, rows))
     return tag("details", tag("summary", "All figures by turn and by stage"), *tables)
 
 
 def _by_turn(caption: str, modes: Sequence[DrawnMode], of: str, format: Callable[[float], str]) -> Markup:
     context = context_tokens(modes)
     figures = [dict(by_turn(mode.loops, of)) for mode in modes]
-    names = ("Turn", "Context", *(mode.title for mode in modes))
     rows = []
     for turn in sorted({turn for each in figures for turn in each}):
         tokens = f"{context[turn]:,.0f}{units.SPACE}tokens" if context.get(turn) else _NONE
         cells = [spread_text(each[turn], format) if turn in each else _NONE for each in figures]
-        rows.append(
-            tag("tr", tag("th", str(turn), scope="row"), *(tag("td", cell) for cell in (tokens, *cells)))
-        )
-    return _scrolled(caption, tag("tr", *(tag("th", name, scope="col") for name in names)), rows)
+        rows.append([str(turn), tokens, *cells])
+    return _plain_table(caption, ["Turn", "Context", *(mode.title for mode in modes)], rows)
+
+
+def _plain_table(caption: str, names: Sequence[str], rows: Iterable[Sequence[str]]) -> Markup:
+    """A table of texts; the first cell of each row is its heading."""
+    head = tag("tr", *(tag("th", name, scope="col") for name in names))
+    body = [
+        tag("tr", tag("th", first, scope="row"), *(tag("td", cell) for cell in cells))
+        for first, *cells in rows
+    ]
+    return _scrolled(caption, head, body)
 
 
 def _scrolled(caption: str, head: Markup, rows: Sequence[Markup], css: str = "scroll") -> Markup:

@@ -4,14 +4,15 @@ A difference is claimed only if there are enough repeats and all of them agree, 
 verified to have read the whole history. Percentages follow from the medians as they are shown.
 """
 
+import statistics
 from collections.abc import Sequence
 
 from msgspec import Struct, structs
 
 from slipring.commands.bench.report import units
 from slipring.commands.bench.report.drawing import HTTP
-from slipring.commands.bench.results import BenchRecord, Checked, Workload
-from slipring.commands.bench.statistics import ENOUGH, Comparison, Summary, compare, finished
+from slipring.commands.bench.results import BenchRecord, Checked, LoopResult, Workload
+from slipring.commands.bench.statistics import Summary, finished, wall_by_repeat
 
 BASELINE = "http-full"
 """The mode that the tables compare all other modes with."""
@@ -23,6 +24,34 @@ _CHECKS: dict[Checked, str] = {
     "tokens": "verified by token counts",
     "none": "not verified",
 }
+
+
+ENOUGH = 5
+"""Fewest repeats for which a difference is claimed: with fewer, all of them agree by chance too often."""
+
+
+class Comparison(Struct, frozen=True, kw_only=True):
+    """How much less wall time one mode takes than another: 0.4 is 40 % less, -0.1 is 10 % more."""
+
+    saved: float
+    """From the medians of both modes."""
+    low: float
+    high: float
+    """The range of the repeats. Each compares two loops that ran one after the other, because a machine that
+    slows down for a while slows down both."""
+    repeats: int
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether there are at least ``ENOUGH`` repeats."""
+        return self.repeats >= ENOUGH
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether there are enough repeats and all of them, and the medians, agree on the faster mode."""
+        is_less = self.low > 0 and self.saved > 0
+        is_more = self.high < 0 and self.saved < 0
+        return self.is_enough and (is_less or is_more)
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
@@ -84,6 +113,17 @@ def is_unverified(record: BenchRecord, summary: Summary) -> bool:
     """Whether a mode may be fast only because the server lost history: nothing could verify it."""
     sends_history = {mode.name for mode in record.modes if mode.sends_history}
     return summary.history_checked == "none" and summary.mode not in sends_history
+
+
+def compare(slow: Sequence[LoopResult], fast: Sequence[LoopResult]) -> Comparison | None:
+    """Compare the repeats that both modes ran; None if there are none."""
+    slow_ms, fast_ms = wall_by_repeat(slow), wall_by_repeat(fast)
+    pairs = [(slow_ms[repeat], fast_ms[repeat]) for repeat in slow_ms if repeat in fast_ms]
+    if not pairs or min(slow_ms.values()) <= 0:
+        return None
+    each = [1 - fast_one / slow_one for slow_one, fast_one in pairs]
+    medians = [statistics.median(side) for side in zip(*pairs, strict=True)]
+    return Comparison(saved=1 - medians[1] / medians[0], low=min(each), high=max(each), repeats=len(each))
 
 
 def compare_with(record: BenchRecord, summary: Summary, other: Summary | None) -> Comparison | None:

@@ -17,15 +17,15 @@ from aiohttp import WSMsgType, web
 
 from slipring.commands.bench.client.exchange import FIRST_TOKENS, TERMINAL, Fields, decode, encode
 from slipring.commands.bench.client.transports import Access
-from slipring.commands.bench.subject.endpoint import StartedServer
-from slipring.commands.bench.subject.machine import Meter
-from slipring.commands.flags import CommandFailed
+from slipring.commands.bench.subject.endpoint import OpenEndpoint
+from slipring.commands.bench.subject.processes import Meter
+from slipring.commands.failures import CommandFailed
 
 _ENDS = (*TERMINAL, "error")
 
 
 @asynccontextmanager
-async def start_bare(frames: Sequence[str], tokens_per_s: float) -> AsyncIterator[StartedServer]:
+async def start_bare(frames: Sequence[str], tokens_per_s: float) -> AsyncIterator[OpenEndpoint]:
     """Run a bare server in a process of its own until the block ends. Raises ``CommandFailed``."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "slipring.commands.bench.subject.bare_server", str(tokens_per_s)),
@@ -39,7 +39,7 @@ async def start_bare(frames: Sequence[str], tokens_per_s: float) -> AsyncIterato
             raise CommandFailed(f"the bare server exited with code {await process.wait()}")
         async with aiohttp.ClientSession() as http:
             await http.post(f"{url}/frames", json=list(frames))
-        yield StartedServer(url, Meter(process.pid))
+        yield OpenEndpoint(url, Meter(process.pid))
     finally:
         if process.returncode is None:
             process.kill()
@@ -99,8 +99,8 @@ async def _serve(tokens_per_s: float) -> None:
 
 if __name__ == "__main__":
     from slipring.commands.bench.command import loop_factory
-    from slipring.commands.bench.subject.machine import raise_as_far_as_allowed
+    from slipring.commands.bench.subject.machine import raise_file_limit
 
-    raise_as_far_as_allowed()
+    raise_file_limit()
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(_serve(float(sys.argv[1])))

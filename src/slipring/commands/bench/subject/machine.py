@@ -1,11 +1,8 @@
 """Describes the machine that runs the bench: CPU, memory, library versions, current time.
 
-Also what a process uses of it, and all other processes (Linux only), and how many files this process may
-open, which limits its connections.
+Also how many files this process may open, which limits its connections.
 """
 
-import contextlib
-import ctypes
 import os
 import platform
 import re
@@ -19,7 +16,7 @@ import msgspec
 
 from slipring import __version__
 from slipring.commands.bench.results import Machine
-from slipring.commands.flags import UsageError
+from slipring.commands.failures import UsageError
 
 
 def now() -> str:
@@ -65,103 +62,16 @@ _OTHER_FILES = 64
 """Open files that are not connections: libraries, pipes, listening sockets."""
 
 
-def raise_file_limit(connections: int) -> None:
-    """Allow this process and its children as many open files as the connections need. Raises ``UsageError``
-    if the system's hard limit is lower."""
+def raise_file_limit(connections: int | None = None) -> None:
+    """Allow this process and its children as many open files as the connections need, or else as the system's
+    hard limit does. Raises ``UsageError`` if that is lower than what they need."""
     try:
         import resource
     except ImportError:  # Windows has no such limit
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = connections + _OTHER_FILES
+    needed = hard if connections is None else connections + _OTHER_FILES
     if hard != resource.RLIM_INFINITY and needed > hard:
         raise UsageError(f"--connections {connections}: the limit of open files is {hard} (see ulimit -n)")
-    if soft != resource.RLIM_INFINITY and soft < needed:
+    if connections is None or (soft != resource.RLIM_INFINITY and soft < needed):
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
-
-
-def raise_as_far_as_allowed() -> None:
-    """Allow this process as many open files as the system's hard limit does."""
-    try:
-        import resource
-    except ImportError:  # Windows has no such limit
-        return
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-_PROC = Path("/proc")
-_BUSY = (0, 1, 2, 5, 6, 7)
-"""Indices in ``/proc/stat``: user, nice, system, irq, softirq, steal."""
-
-
-class Meter:
-    """Reads CPU time and memory of a process and its descendants."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self._spent_ns: dict[int, int] = {}
-        """By process of the family, also after it has ended."""
-
-    @property
-    def can_read(self) -> bool:
-        return cpu_ns(self.pid) is not None
-
-    def cpu_ms(self) -> float:
-        """CPU time used so far. Never less than before: threads and processes that have ended count, too."""
-        for pid in self._family():
-            if (spent := cpu_ns(pid)) is not None:
-                self._spent_ns[pid] = spent
-        return sum(self._spent_ns.values()) / 1e6
-
-    def resident_bytes(self) -> int:
-        pages = 0
-        for pid in self._family():
-            with contextlib.suppress(OSError):
-                pages += int((_PROC / str(pid) / "statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE")
-
-    def _family(self) -> list[int]:
-        """Ids of the process and its descendants."""
-        found = [self.pid]
-        for pid in found:
-            for path in (_PROC / str(pid) / "task").glob("*/children"):
-                with contextlib.suppress(OSError):
-                    found += [int(child) for child in path.read_text().split()]
-        return found
-
-
-class OtherProcesses:
-    """CPU use of all processes except the bench and the server behind ``meter``, from now on."""
-
-    def __init__(self, meter: Meter) -> None:
-        self._meter = meter
-        self._since_s = time.monotonic()
-        self._before_s = self._others_s()
-
-    def cores(self) -> float:
-        """Mean number of cores used since the start."""
-        spent_s = self._others_s() - self._before_s
-        return max(0.0, spent_s / max(time.monotonic() - self._since_s, 1e-9))
-
-    def _others_s(self) -> float:
-        return _busy_s() - time.process_time() - self._meter.cpu_ms() / 1000
-
-
-def cpu_ns(pid: int) -> int | None:
-    """CPU time of a process, with that of its threads that have ended; None if there is no such process, or
-    the system does not tell."""
-    if not _PROC.is_dir():
-        return None
-    clock = ctypes.c_int()
-    if ctypes.CDLL(None).clock_getcpuclockid(pid, ctypes.byref(clock)) != 0:
-        return None
-    try:
-        return time.clock_gettime_ns(clock.value)
-    except OSError:
-        return None
-
-
-def _busy_s() -> float:
-    counters = (_PROC / "stat").read_text().split("\n", 1)[0].split()[1:]
-    return sum(int(counters[place]) for place in _BUSY) / os.sysconf("SC_CLK_TCK")

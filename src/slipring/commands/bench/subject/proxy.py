@@ -12,18 +12,6 @@ from contextlib import asynccontextmanager, suppress
 _CHUNK_BYTES = 65536
 
 
-class Delay:
-    """Computes when received bytes are forwarded. Later bytes are never due before earlier ones."""
-
-    def __init__(self, one_way_s: float, opened_at: float) -> None:
-        self._one_way_s = one_way_s
-        self._opened_at = opened_at
-        """End of the simulated handshake: bytes that arrive earlier count as arriving then."""
-
-    def due(self, arrived_at: float) -> float:
-        return max(arrived_at, self._opened_at) + self._one_way_s
-
-
 @asynccontextmanager
 async def delaying_proxy(host: str, port: int, rtt_s: float) -> AsyncIterator[int]:
     """Run a proxy to an address; yields its local port."""
@@ -57,8 +45,8 @@ async def _forward(
         return
     try:
         await asyncio.gather(
-            _pump(reader, far_writer, Delay(rtt_s / 2, opened_at), clock),
-            _pump(far_reader, writer, Delay(rtt_s / 2, opened_at), clock),
+            _pump(reader, far_writer, rtt_s / 2, opened_at),
+            _pump(far_reader, writer, rtt_s / 2, opened_at),
         )
     finally:
         writer.close()
@@ -66,9 +54,11 @@ async def _forward(
 
 
 async def _pump(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay: Delay, clock: Callable[[], float]
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, one_way_s: float, opened_at: float
 ) -> None:
-    """Forward one direction: read at once, write when due; the end of the stream is delayed as well."""
+    """Forward one direction: read at once, write when due; the end of the stream is delayed as well. Bytes
+    that arrive before ``opened_at``, the end of the simulated handshake, count as arriving then."""
+    clock = asyncio.get_running_loop().time
     pending: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
     writing = asyncio.create_task(_write_when_due(pending, writer, clock))
     try:
@@ -78,7 +68,7 @@ async def _pump(
                 chunk = await reader.read(_CHUNK_BYTES)
             except OSError:
                 chunk = b""
-            pending.put_nowait((delay.due(clock()), chunk))
+            pending.put_nowait((max(clock(), opened_at) + one_way_s, chunk))
         await writing
     finally:
         writing.cancel()

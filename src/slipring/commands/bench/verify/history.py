@@ -35,11 +35,6 @@ class TokenFloor:
         size = sum(len(_RUNS.sub(r"\1", _text(item)).encode()) for item in items)
         return max(0, int(self._tokens + size / _BYTES_PER_TOKEN) - _SLACK_TOKENS // 2)
 
-    def copy(self) -> "TokenFloor":
-        copied = TokenFloor()
-        copied._tokens = self._tokens
-        return copied
-
     def add(self, turn: TurnResult) -> None:
         """Raise the bound by a turn that has its own token counts."""
         if turn.input_tokens:
@@ -120,12 +115,6 @@ class Digest:
                 self._add("call", item["name"] + item["arguments"])
             elif kind == "function_call_output":
                 self._add("output", text_of(item["output"]))
-
-    def copy(self) -> "Digest":
-        """The same context, to be continued differently."""
-        copied = Digest("")
-        copied._state = self._state
-        return copied
 
     def __str__(self) -> str:
         return self._state.hex()[:16]

@@ -21,7 +21,7 @@ from msgspec import UNSET, Struct, structs
 from slipring.base.recording_format import FORMAT, Header, RecordedTurn
 from slipring.commands.bench.results import RecordedTimes, Workload
 from slipring.commands.bench.workloads.plan import Head, Item, Need, Plan, PlanStep, text_of
-from slipring.commands.flags import UsageError
+from slipring.commands.failures import UsageError
 
 _ANSWERED = ("completed", "incomplete")
 _SERVER_ONLY = ("reasoning", "compaction", "compaction_summary", "compaction_trigger")
@@ -66,12 +66,7 @@ class _Replayed(Struct, frozen=True):
     """Items that the next turn has to send, because this one is not replayed."""
 
 
-def is_recording(first_line: str) -> bool:
-    """Whether a file that begins with this line was written by ``slipring serve --record``."""
-    return first_line.startswith('{"slipring_recording":')
-
-
-def read_turns(path: Path, lines: Sequence[str]) -> Plan:
+def _recorded_plan(path: Path, lines: Sequence[str]) -> Plan:
     """Make a plan of the lines of a recording. What follows the last line break is ignored: the server may
     have been killed while it wrote. Raises ``UsageError``."""
     header = _read(path, 1, _header, lines[0])
@@ -265,13 +260,6 @@ def _sums(stages: list[dict[str, Any]]) -> dict[str, float]:
     return sums
 
 
-class _Turn(Struct):
-    """One line of the recording."""
-
-    messages: list[Item]
-    outputs: list[str]
-
-
 def read_recording(path: Path) -> Plan:
     """Read the plan from a file. Raises ``UsageError``."""
     try:
@@ -280,30 +268,28 @@ def read_recording(path: Path) -> Plan:
         raise UsageError(f"--replay: cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise UsageError(f"--replay: cannot read {path}: {error}") from None
-    if is_recording(lines[0]):
-        return read_turns(path, lines)
+    if lines[0].startswith('{"slipring_recording":'):
+        return _recorded_plan(path, lines)
     documents = [_document(path, number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     if not documents:
         raise UsageError(f"--replay: {path} contains no turn")
     head = {name: value for name, value in documents[0].items() if name not in _IGNORED and name != "input"}
-    turns = _split_outputs(documents)
+    steps = _steps(documents)
+    outputs = sum(len(step.outputs) for step in steps)
     tools = head.pop("tools", None) or []
-    if not tools and any(turn.outputs for turn in turns):
+    if outputs and not tools:
         raise UsageError(f"--replay: {path} has tool outputs, but its first line has no tools")
     return Plan(
         workload=Workload(
             name="replay",
             title=f"A recorded loop, {path.name}",
-            about=f"{len(turns)} turns, {sum(len(turn.outputs) for turn in turns)} tool outputs",
-            turns=len(turns),
+            about=f"{len(steps)} turns, {outputs} tool outputs",
+            turns=len(steps),
         ),
         instructions=head.pop("instructions", None) or "",
         tools=tools,
         settings=head,
-        steps=[
-            PlanStep(messages=turn.messages, outputs=turn.outputs, needs="call" if next_outputs else "text")
-            for turn, next_outputs in zip(turns, [*(turn.outputs for turn in turns[1:]), []], strict=True)
-        ],
+        steps=steps,
         forces_tools=True,
     )
 
@@ -321,19 +307,21 @@ def _document(path: Path, number: int, line: str) -> dict[str, Any]:
     return document
 
 
-def _split_outputs(documents: list[dict[str, Any]]) -> list[_Turn]:
-    """Split the items of each line into outputs for calls of the measured model and all other items. An
-    output whose call is in the recording itself is sent as recorded."""
+def _steps(documents: list[dict[str, Any]]) -> list[PlanStep]:
+    """The turns, with the items of each divided into outputs for calls of the measured model and all others.
+    An output whose call is in the recording itself is sent as recorded."""
     recorded: set[str] = set()
-    turns = []
+    steps: list[PlanStep] = []
     for document in documents:
-        turn = _Turn([], [])
+        messages, outputs = [], []
         for item in document["input"]:
             if item.get("type") in _OUTPUTS and item.get("call_id") not in recorded:
-                turn.outputs.append(text_of(item.get("output")))
+                outputs.append(text_of(item.get("output")))
                 continue
             if "call_id" in item:
                 recorded.add(item["call_id"])
-            turn.messages.append(item)
-        turns.append(turn)
-    return turns
+            messages.append(item)
+        if outputs and steps:
+            steps[-1] = structs.replace(steps[-1], needs="call")
+        steps.append(PlanStep(messages=messages, outputs=outputs))
+    return steps

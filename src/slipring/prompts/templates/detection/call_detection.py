@@ -210,17 +210,17 @@ def _json_calls(written: _Written) -> Found | None:
     found = [each for each in objects if each is not None]
     if not found:
         return None
-    first, last = found[0], found[-1]
-    keys = {key: _kind(value) for key, value in first.value.items()}
+    (begin, end, value), (last_begin, last_end, _) = found[0], found[-1]
+    keys = {key: _kind(each) for key, each in value.items()}
     names = [key for key, kind in keys.items() if kind == "name"]
     arguments = [key for key, kind in keys.items() if kind == "arguments"]
     if not arguments:
         return None
     ids = [key for key, kind in keys.items() if kind == "id" and key != "type"]
-    before, after = text[: first.start], text[last.end :]
+    before, after = text[:begin], text[last_end:]
     array = _ARRAY_OPEN.search(before)
     is_array = array is not None and after.lstrip().startswith("]")
-    middle = text[first.end : last.start] if len(found) > 1 else None
+    middle = text[end:last_begin] if len(found) > 1 else None
     if array is not None and is_array:
         section_open = before[: array.start()]
         section_close, ending = _ending(written, section_open, after.lstrip().removeprefix("]"))
@@ -242,19 +242,13 @@ def _json_calls(written: _Written) -> Found | None:
     return Found(calls, marks.ending)
 
 
-class _Object(Struct, frozen=True):
-    start: int
-    end: int
-    value: Mapping[str, Any]
-
-
-def _object_around(text: str, name_at: int) -> _Object | None:
-    """The innermost JSON object that has the probe's name as a value."""
+def _object_around(text: str, name_at: int) -> tuple[int, int, Mapping[str, Any]] | None:
+    """The innermost JSON object that has the probe's name as a value, and where it begins and ends."""
     begin = name_at
     while (begin := text.rfind("{", 0, begin)) >= 0:
         value, end = _decode(text, begin)
         if isinstance(value, dict) and end > name_at:
-            return _Object(begin, end, value) if NAME in value.values() else None
+            return (begin, end, value) if NAME in value.values() else None
     return None
 
 
@@ -311,23 +305,24 @@ def _tagged_calls(written: _Written) -> Found | None:
     found = [each for each in places if each is not None]
     if not found:
         return None
-    first, last = found[0], found[-1]
-    to_key = text[first.name + len(NAME) : first.keys[0]]
-    to_next_key = text[first.values[0] + len(FIRST_VALUE) : first.keys[1]]
+    name, key, value, next_key, next_value = found[0]
+    last_name, *_, last_value = found[-1]
+    to_key = text[name + len(NAME) : key]
+    to_next_key = text[value + len(FIRST_VALUE) : next_key]
     key_open = from_first_tag(common_suffix(to_key, to_next_key))
     value_close = to_next_key.removesuffix(key_open)
-    middle = text[first.values[1] + len(SECOND_VALUE) : last.name] if len(found) > 1 else None
-    after = text[last.values[1] + len(SECOND_VALUE) :]
+    middle = text[next_value + len(SECOND_VALUE) : last_name] if len(found) > 1 else None
+    after = text[last_value + len(SECOND_VALUE) :]
     marks = _marks(
         written,
-        text[: first.name],
+        text[:name],
         middle.removeprefix(value_close) if middle is not None else None,
         after.removeprefix(value_close),
     )
-    to_value = text[first.keys[0] + len(FIRST_KEY) : first.values[0]]
+    to_value = text[key + len(FIRST_KEY) : value]
     if not key_open or not marks.open or to_value.endswith('"'):  # strings as JSON: no format can say that
         return None
-    attributes = _attributes(written.probe, to_value)
+    string_attribute, json_attribute, key_close = _attributes(written.probe, to_value)
     opening = re.search(r"<[^<>]*$", marks.open)
     name_open = opening.group() if opening else ""
     open = marks.open.removesuffix(name_open)
@@ -345,52 +340,38 @@ def _tagged_calls(written: _Written) -> Found | None:
         name_close=to_key.removesuffix(key_open),
         arguments_close=arguments_close,
         key_open=key_open,
-        key_close=attributes.key_close,
+        key_close=key_close,
         value_close=value_close,
-        string_attribute=attributes.string,
-        json_attribute=attributes.json,
+        string_attribute=string_attribute,
+        json_attribute=json_attribute,
     )
     return Found(calls, marks.ending)
 
 
-class _ArgumentPlaces(Struct, frozen=True):
-    """Where the name, the keys and the values of a call with two arguments begin."""
-
-    name: int
-    keys: tuple[int, int]
-    values: tuple[int, int]
-
-
-def _argument_places(text: str, name_at: int) -> _ArgumentPlaces | None:
-    at, places = name_at + len(NAME), []
+def _argument_places(text: str, name_at: int) -> list[int] | None:
+    """Where the name, the keys and the values of a call with two arguments begin, in their order."""
+    at, places = name_at + len(NAME), [name_at]
     for part in (FIRST_KEY, FIRST_VALUE, SECOND_KEY, SECOND_VALUE):
         place = text.find(part, at)
         if place < 0 or NAME in text[at:place]:
             return None
         places.append(place)
         at = place + len(part)
-    return _ArgumentPlaces(name_at, (places[0], places[2]), (places[1], places[3]))
+    return places
 
 
-class _Attributes(Struct, frozen=True):
-    """What follows a key: attributes that name the value's type, and the end of the tag."""
-
-    string: str
-    json: str
-    key_close: str
-
-
-def _attributes(probe: Probe, for_string: str) -> _Attributes:
-    """Compare what follows the key of a string with what follows that of a number and of an object."""
+def _attributes(probe: Probe, for_string: str) -> tuple[str, str, str]:
+    """What follows a key: attributes that say that the value is a string or JSON, and the end of the tag.
+    Compares what follows the key of a string, of a number and of an object."""
     for_number = _after_key(probe, NUMBER, str(NUMBER))
     if for_number is None or for_number == for_string or '"' not in for_string:
-        return _Attributes("", "", for_string)
+        return "", "", for_string
     key_close = for_string[for_string.rfind('"') + 1 :]
     for_object = _after_key(probe, {SECOND_KEY: SECOND_VALUE}, "{")
     string = for_string.removesuffix(key_close)
     if for_object == for_number:
-        return _Attributes(string, for_number.removesuffix(key_close), key_close)
-    return _Attributes(string.replace('"string"', '"{type}"'), "", key_close)
+        return string, for_number.removesuffix(key_close), key_close
+    return string.replace('"string"', '"{type}"'), "", key_close
 
 
 def _after_key(probe: Probe, value: Any, written_as: str) -> str | None:

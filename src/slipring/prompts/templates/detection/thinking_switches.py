@@ -100,7 +100,7 @@ def find_switches(probe: Probe, source: str) -> ThinkingSwitches:
     toggle = _find_toggle(probe, source)
     by_effort: dict[str, Variables] = {effort: {} for effort in EFFORTS}
     if toggle is not None:
-        by_effort = {effort: toggle.variables(effort) for effort in EFFORTS}
+        by_effort = {effort: dict(toggle[effort == "none"]) for effort in EFFORTS}
     off_is_known = toggle is not None
     for name in _named_in(source, _EFFORTS):
         levels = _find_levels(probe.using(by_effort["high"]), name)
@@ -123,21 +123,11 @@ def find_switches(probe: Probe, source: str) -> ThinkingSwitches:
     )
 
 
-class _Toggle(Struct, frozen=True):
-    """A variable that turns thoughts on and off."""
-
-    name: str
-    on: object
-    off: object
-
-    def variables(self, effort: str) -> Variables:
-        return {self.name: self.off if effort == "none" else self.on}
-
-
-def _find_toggle(probe: Probe, source: str) -> _Toggle | None:
+def _find_toggle(probe: Probe, source: str) -> tuple[Variables, Variables] | None:
+    """The variable that turns thoughts on and off, with both values; None if there is none."""
     for name, on, off in _TOGGLES:
         if _reads(probe, source, name, on, off):
-            return _Toggle(name, on, off)
+            return {name: on}, {name: off}
     return None
 
 

@@ -1,6 +1,6 @@
 """Writes answers as a model writes them: the inverse of the parser.
 
-``OutputParser`` reads what is written here as the same thoughts, text and calls, except for what a format
+The parser reads what is written here as the same thoughts, text and calls, except for what a format
 cannot carry:
 
 - White space around thoughts, and around text that is next to a mark, is not part of them.
@@ -87,23 +87,6 @@ def piece_ids(pieces: Iterable[Piece], vocabulary: "Vocabulary", finder: "Contro
     return ids + vocabulary.encode(text)
 
 
-def write_answer(
-    format: OutputFormat,
-    thoughts: str = "",
-    text: str = "",
-    calls: Sequence[Call] = (),
-    *,
-    opened_thought: bool = False,
-) -> str:
-    """Write a whole answer, without the control token that ends it.
-
-    ``opened_thought``: the prompt has begun a thought. Raises ``ValueError`` if the format has no place for
-    the thoughts or calls.
-    """
-    pieces = answer_pieces(format, thoughts, text, calls, opened_thought=opened_thought)
-    return "".join(piece.text for piece in pieces)
-
-
 def answer_pieces(
     format: OutputFormat,
     thoughts: str = "",
@@ -112,7 +95,11 @@ def answer_pieces(
     *,
     opened_thought: bool = False,
 ) -> list[Piece]:
-    """Like ``write_answer``, in pieces that tell marks from content."""
+    """Write a whole answer, without the control token that ends it, in pieces that tell marks from content.
+
+    ``opened_thought``: the prompt has begun a thought. Raises ``ValueError`` if the format has no place for
+    the thoughts or calls.
+    """
     if format.is_harmony:
         return _merged(_harmony_answer(thoughts, text, calls, opened_thought=opened_thought))
     pieces: list[Piece] = []

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec import Raw
 
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Text, Thought
-from slipring.prompts.parsing.call_writer import Call, Piece, answer_pieces, write_answer, write_calls
+from slipring.prompts.parsing.answer_writer import Call, Piece, answer_pieces, write_calls
 from slipring.prompts.parsing.calls.json_scanner import SPACE
 from slipring.prompts.parsing.output_format import (
     HARMONY_MARKS,
@@ -25,6 +25,7 @@ from slipring.protocol import wire
 from slipring.protocol.tools import CallableTool, CustomTool, FunctionTool, Offer
 from tests.prompts.parsing import family_formats as known
 from tests.prompts.parsing.answers import OFFER, call, check, parsed, split
+from tests.prompts.parsing.written_answers import write_answer
 
 Json = dict[str, Any]
 FORMATS = {name: value for name, value in vars(known).items() if isinstance(value, OutputFormat)}

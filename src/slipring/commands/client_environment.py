@@ -1,0 +1,34 @@
+"""What the clients among the commands read from the environment: the server's URL and the API key."""
+
+import argparse
+import re
+from collections.abc import Mapping
+
+from slipring.commands.failures import UsageError
+
+DEFAULT_URL = "http://127.0.0.1:8000/v1"
+"""Where ``slipring serve`` listens."""
+URL_VARIABLE = "OPENAI_BASE_URL"
+KEY_VARIABLE = "OPENAI_API_KEY"
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def named_url(environ: Mapping[str, str]) -> str | None:
+    """The URL in the environment; None if there is none."""
+    return environ.get(URL_VARIABLE, "").strip() or None
+
+
+def api_key(variable: str, environ: Mapping[str, str]) -> str:
+    """The key in a variable, without the line end that a file may have added; empty if there is none. Raises
+    ``UsageError``, whose message does not repeat it."""
+    key = environ.get(variable, "").strip()
+    if not (key.isascii() and key.isprintable()):
+        raise UsageError(f"{variable}: a key consists of printable ASCII characters")
+    return key
+
+
+def variable_name(given: str) -> str:
+    """The name of a variable, for argparse. A key that is given instead is not repeated in the message."""
+    if not _NAME.fullmatch(given):
+        raise argparse.ArgumentTypeError("must be the name of a variable that holds the key, not the key")
+    return given
