@@ -26,8 +26,11 @@ import aiohttp
 from common import Process, keep, slipring, spread, started
 
 from slipring.commands.bench.client.transports import SseParser
-from slipring.mcp import HttpServer, Reach, TextContent, parse_url
 from slipring.mcp.pool import Pool
+from slipring.mcp.protocol.tools import TextContent
+from slipring.mcp.servers import HttpServer
+from slipring.mcp.transports.address_policy import Reach
+from slipring.mcp.url_policy import parse_url
 
 sys.path.insert(0, str(Path(__file__).with_name("peers")))
 

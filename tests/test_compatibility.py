@@ -68,7 +68,7 @@ from slipring.core.session.actions import (
 from slipring.core.session.session import Session
 from slipring.core.turn.turn_values import Joined
 from slipring.engines.catalog import Catalog, open_engine
-from slipring.engines.constraints.grammar_cache import IN_THREAD
+from slipring.engines.constraints.grammar_compiler import IN_THREAD
 from slipring.protocol import events, items, requests, wire
 from slipring.protocol.endpoints.translation import RESPONSES
 from slipring.protocol.hosted.mcp_tools import ListedTool

@@ -29,7 +29,7 @@ from slipring.engines.remote.upstream import UpstreamOptions
 from slipring.engines.responses import options as responses
 from slipring.engines.simulated.options import SimulatedOptions
 from slipring.engines.simulated.script import read_script
-from slipring.engines.tokens import session_server, token_server
+from slipring.engines.tokens import server_options
 from slipring.engines.tokens.model_files import MODEL_COMMAND
 from slipring.engines.tokens.template_choice import NAMES
 from slipring.engines.vllm.engine import VllmOptions
@@ -56,8 +56,8 @@ READERS: dict[str, Callable[[str], Any]] = {
     "chat": chat.read_options,
     "llama": read_options,
     "responses": responses.read_options,
-    "sglang": partial(token_server.read_options, "sglang", session_server.SessionServerOptions),
-    "vllm": partial(token_server.read_options, "vllm", VllmOptions),
+    "sglang": partial(server_options.read_options, "sglang", server_options.TokenServerOptions),
+    "vllm": partial(server_options.read_options, "vllm", VllmOptions),
 }
 """Of engines whose models and servers need not be here for an example of them."""
 ENDING = "simulated:tokens_per_s=0,output_tokens=5,tool_calls=1"
@@ -264,8 +264,8 @@ OPTIONS = [
     (LlamaOptions, None, "llama"),
     (SimulatedOptions, None, "simulated"),
     (UpstreamOptions, None, "servers"),
-    (session_server.SessionServerOptions, UpstreamOptions, "vllm-sglang"),
-    (VllmOptions, session_server.SessionServerOptions, "vllm-sglang"),
+    (server_options.TokenServerOptions, UpstreamOptions, "vllm-sglang"),
+    (VllmOptions, server_options.TokenServerOptions, "vllm-sglang"),
     (responses.ResponsesOptions, UpstreamOptions, "responses"),
     (chat.ChatOptions, UpstreamOptions, "chat"),
 ]

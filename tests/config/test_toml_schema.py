@@ -4,13 +4,12 @@ import json
 import re
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
 
 from slipring.commands.cli import main
-from slipring.config import tables, toml_schema
+from slipring.config import toml_schema
 from slipring.config.settings import SETTINGS
 
 ROOT = Path(__file__).parents[2]
@@ -25,20 +24,6 @@ EXAMPLES = [
 
 def test_the_schema_is_one() -> None:
     Draft202012Validator.check_schema(toml_schema.schema())
-
-
-@pytest.mark.parametrize(
-    ("table", "rules"),
-    [
-        (toml_schema.MODEL, tables._MODEL_RULES),
-        (toml_schema.MCP, tables._MCP_RULES),
-        (toml_schema.BUILTIN_TOOL, tables._BUILTIN_RULES),
-        (toml_schema.CHECK, tables._KEYS),
-        (toml_schema.MODEL["properties"]["defaults"], tables._DEFAULTS),
-    ],
-)
-def test_a_table_has_the_keys_that_are_read(table: dict[str, Any], rules: dict[str, object]) -> None:
-    assert table["properties"].keys() == rules.keys()
 
 
 def test_every_setting_is_in_the_schema() -> None:

@@ -193,8 +193,8 @@ def test_nothing_is_fetched_for_a_model_that_cannot_see():
 
 def test_a_check_that_is_closed_to_images_refuses_them():
     policy = Policy((Check("a"), Check("b", subjects=("answer",), on_images="closed")))
-    assert AttachmentRules.of(SEES, LIMITS, policy).shows_images
-    rules = AttachmentRules.of(SEES, LIMITS, Policy((*policy.checks, Check("c", on_images="closed"))))
+    assert AttachmentRules(SEES, LIMITS, policy).shows_images
+    rules = AttachmentRules(SEES, LIMITS, Policy((*policy.checks, Check("c", on_images="closed"))))
     assert not rules.shows_images
     with pytest.raises(InvalidPrompt, match="safety check 'c' cannot read"):
         rules.refuse_unseen([shown(image())])
@@ -202,7 +202,7 @@ def test_a_check_that_is_closed_to_images_refuses_them():
 
 @pytest.mark.parametrize(("scope", "is_refused"), [("new", False), ("all", True)])
 def test_images_of_earlier_turns_are_refused_where_checks_inspect_all(scope: Any, is_refused: bool):
-    rules = AttachmentRules.of(SEES, LIMITS, Policy((Check("c", on_images="closed"),), scope))
+    rules = AttachmentRules(SEES, LIMITS, Policy((Check("c", on_images="closed"),), scope))
     rules.refuse_context(Carry())
     with pytest.raises(InvalidPrompt, match="The context has images") if is_refused else nullcontext():
         rules.refuse_context(Carry(pictures=1))

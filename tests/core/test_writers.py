@@ -22,6 +22,7 @@ STATE = {
     "Recognition": "core/chain/resent_history.py",
     "Stages": "core/turn/stages.py",
     "Output": "core/turn/output/output_events.py",
+    "NumberedItems": "core/turn/output/numbered_items.py",
     "HostedCalls": "core/turn/output/running_hosted_calls.py",
     "HostedLists": "core/turn/output/hosted_call_events.py",
     "HostedRequest": "core/hosted/request.py",

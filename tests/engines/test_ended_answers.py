@@ -10,14 +10,13 @@ import pytest
 from slipring.core.generation import Job
 from slipring.core.turn.turn import Turn
 from slipring.engines.chat.answer import ChatAnswer
-from slipring.engines.remote.admission_and_retries import Ticket
+from slipring.engines.job_queue import Ticket
 from slipring.engines.remote.http_connection import Answer, EventStream
 from slipring.engines.remote.streamed_answer import AnswerReader
 from slipring.engines.responses.answer import ResponsesAnswer
-from slipring.engines.tokens.session_server import _SessionExchange
+from slipring.engines.tokens.job_exchange import JobExchange, SessionExchange
 from slipring.engines.tokens.sessions import Lease
 from slipring.engines.tokens.token_answer import TokenAnswer
-from slipring.engines.tokens.token_server import JobExchange
 from tests.engines.chains import turns
 from tests.engines.fakes.server import (
     FakeServer,
@@ -37,7 +36,7 @@ from tests.server.raw import gone
 
 HOLDERS = (
     *(AnswerReader, ChatAnswer, EventStream, JobExchange, Job, Lease, Answer, ResponsesAnswer, Ticket),
-    *(TokenAnswer, Turn, _SessionExchange),
+    *(TokenAnswer, Turn, SessionExchange),
 )
 ENDINGS: list[tuple[Step, ...]] = [
     (Say(("one", "two")), Stop()),

@@ -48,7 +48,7 @@ async def stream(
 async def prefilled(server: Running) -> None:
     """Wait until no prefill runs."""
     async with asyncio.timeout(300):
-        while tasks := list(server.service.prefills._tasks.values()):
+        while tasks := list(server.service.prefills.tasks.values()):
             await asyncio.wait(tasks)
 
 

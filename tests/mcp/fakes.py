@@ -8,8 +8,11 @@ from typing import Any, NamedTuple
 
 from aiohttp import web
 
-from slipring.mcp import HttpServer, McpLimits, Reach, parse_url
+from slipring.mcp.limits import McpLimits
 from slipring.mcp.protocol.session import MODERN_VERSION
+from slipring.mcp.servers import HttpServer
+from slipring.mcp.transports.address_policy import Reach
+from slipring.mcp.url_policy import parse_url
 
 ADD = {
     "name": "add",

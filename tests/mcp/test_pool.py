@@ -5,9 +5,11 @@ import asyncio
 import pytest
 from aiohttp import web
 
-from slipring.mcp import ConnectionLost, Credential, McpLimits, Outcome, RequestRefused, TextContent, TooLarge
-from slipring.mcp.failures import Malformed
+from slipring.mcp.failures import ConnectionLost, Malformed, Outcome, RequestRefused, TooLarge
+from slipring.mcp.limits import McpLimits
 from slipring.mcp.pool import Pool
+from slipring.mcp.protocol.tools import TextContent
+from slipring.mcp.servers import Credential
 from tests.mcp.fakes import ADD, Exchange, FakeServer, Reply, at, event, text
 
 CHANGED = event({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"})
@@ -158,13 +160,6 @@ async def test_idle_connections_are_closed(legacy: FakeServer) -> None:
         while legacy.sessions:  # noqa: ASYNC110 - no event
             await asyncio.sleep(0.01)
         assert (await pool.tools(at(legacy))).tools
-
-
-async def test_a_forgotten_tenant_has_no_session(pool: Pool, legacy: FakeServer) -> None:
-    await pool.tools(at(legacy), tenant="a")
-    await pool.tools(at(legacy), tenant="b")
-    await pool.forget("a")
-    assert len(legacy.sessions) == 1
 
 
 async def test_one_caller_that_leaves_does_not_cost_the_others_their_list(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from slipring.mcp import Redaction
+from slipring.mcp.redaction import Redaction
 
 SECRET = 'to/k"en'
 

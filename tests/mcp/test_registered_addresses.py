@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from yarl import URL
 
-from slipring.mcp import RegisteredAddresses, Unreachable
+from slipring.mcp.failures import Unreachable
 from slipring.mcp.transports import address_policy
-from slipring.mcp.transports.address_policy import AddressIsRegistered, canonical
+from slipring.mcp.transports.address_policy import AddressIsRegistered, RegisteredAddresses, canonical
 
 Answer = list[str] | Exception
 

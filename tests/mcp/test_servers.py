@@ -11,20 +11,11 @@ import pytest
 from aiohttp import web
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from slipring.mcp import (
-    Credential,
-    HttpServer,
-    McpFailure,
-    Outcome,
-    Reach,
-    RequestRefused,
-    UrlPolicy,
-    admit,
-    parse_url,
-)
+from slipring.mcp.failures import McpFailure, Outcome, RequestRefused
 from slipring.mcp.pool import Pool
-from slipring.mcp.servers import check_headers
-from slipring.mcp.transports.address_policy import AddressNotPublic, is_public_address, public_socket
+from slipring.mcp.servers import Credential, HttpServer, check_headers
+from slipring.mcp.transports.address_policy import AddressNotPublic, Reach, is_public_address, public_socket
+from slipring.mcp.url_policy import UrlPolicy, admit, parse_url
 from tests.mcp.fakes import Exchange, FakeServer, Reply, at, error, serving
 
 PUBLIC = ["8.8.8.8", "1.1.1.1", "93.184.215.14", "2606:4700:4700::1111", "2a00:1450:4001:830::200e"]

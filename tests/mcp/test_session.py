@@ -8,7 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from slipring.mcp import ConnectionLost, Malformed, McpFailure, McpLimits, Outcome, ToolList, ToolResult
+from slipring.mcp.failures import ConnectionLost, Malformed, McpFailure, Outcome
+from slipring.mcp.limits import McpLimits
 from slipring.mcp.protocol.json_rpc import decode_messages
 from slipring.mcp.protocol.session import (
     LEGACY_VERSIONS,
@@ -22,6 +23,7 @@ from slipring.mcp.protocol.session import (
     Send,
     State,
 )
+from slipring.mcp.protocol.tools import ToolList, ToolResult
 
 LIMITS = McpLimits(max_pages=3, max_tools=5, max_input_rounds=2, max_result_bytes=500)
 ids = st.one_of(st.integers(0, 12), st.integers(0, 12).map(str), st.none(), st.text(max_size=3))

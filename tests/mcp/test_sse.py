@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipring.mcp import TooLarge
+from slipring.mcp.failures import TooLarge
 from slipring.mcp.protocol.sse import Event, SseParser
 
 STREAM = (

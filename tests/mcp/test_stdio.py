@@ -10,21 +10,20 @@ from typing import Any
 
 import pytest
 
-from slipring.mcp import (
+from slipring.mcp.failures import (
     ConnectionLost,
     Malformed,
     McpFailure,
-    McpLimits,
     Outcome,
-    ProgressUpdate,
-    StdioServer,
-    TextContent,
     TimedOut,
     TooLarge,
-    ToolResult,
     Unreachable,
 )
+from slipring.mcp.limits import McpLimits
 from slipring.mcp.pool import Pool
+from slipring.mcp.protocol.session import ProgressUpdate
+from slipring.mcp.protocol.tools import TextContent, ToolResult
+from slipring.mcp.servers import StdioServer
 from tests.loop_clock import LoopClock
 
 SCRIPT = str(Path(__file__).with_name("stdio_server.py"))

@@ -7,25 +7,24 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from slipring.mcp import (
+from slipring.mcp.failures import (
     ConnectionLost,
     HttpRejected,
     InputRequired,
     Malformed,
     McpFailure,
     Outcome,
-    ProgressUpdate,
     ProtocolFailure,
-    Reach,
     RequestRefused,
-    TextContent,
     TimedOut,
     TooLarge,
     Unreachable,
     VersionMismatch,
 )
 from slipring.mcp.pool import Pool
-from slipring.mcp.protocol.session import LEGACY_VERSIONS, MODERN_VERSION
+from slipring.mcp.protocol.session import LEGACY_VERSIONS, MODERN_VERSION, ProgressUpdate
+from slipring.mcp.protocol.tools import TextContent
+from slipring.mcp.transports.address_policy import Reach
 from tests.loop_clock import LoopClock
 from tests.mcp.fakes import ADD, Exchange, FakeServer, Reply, at, error, event, result, serving, text
 

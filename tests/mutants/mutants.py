@@ -142,7 +142,7 @@ MUTANTS = (
     _mutant(
         "an answer ends before its verdicts",
         "safety",
-        (_PROGRAM, "            while not checks.is_settled:\n", "            while False:\n"),
+        (_PROGRAM, "            while not checks.gate.is_settled:\n", "            while False:\n"),
     ),
     _mutant(
         "a check's refusal has no effect",
@@ -156,7 +156,7 @@ MUTANTS = (
     _mutant(
         "an engine reads what has not passed",
         "safety",
-        (_PROGRAM, "                while checks.holds_input:\n", "                while False:\n"),
+        (_PROGRAM, "                while checks.gate.holds_input:\n", "                while False:\n"),
     ),
     _mutant(
         "appended outputs are not committed after their verdicts",

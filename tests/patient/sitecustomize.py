@@ -27,7 +27,7 @@ _LIMITS: dict[str, dict[str, float]] = {
     "slipring.server.admin.workers_source": {"_DETAIL_TIMEOUT_S": _S},
     "slipring.server.image_fetching": {"_TOTAL_S": _S, "_CONNECT_S": _S},
     "slipring.server.observation.health": {"_PATIENCE_S": _S},
-    "slipring.server.periodic_tasks": {"_LAST_RUN_S": _S},
+    "slipring.base.periodic_tasks": {"_LAST_RUN_S": _S},
     "slipring.server.process.supervisor": {"_DRAIN_REPORT_S": _S, "_OVERTIME_S": _S},
     "slipring.server.recording.recorder": {"_CLOSE_S": _S},
     "slipring.server.tracing.span_export": {"_STOP_S": _S},

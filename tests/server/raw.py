@@ -176,7 +176,8 @@ def narrow(server: Running) -> None:
 
 def stop_clock(server: Running) -> None:
     """Stop the server's ticker: only the test calls ``tick``, so nothing depends on the machine's speed."""
-    server.server._ticker.cancel()
+    for ticker in server.server._ticker._cancelled_at_stop:
+        ticker.cancel()
 
 
 def only_client(server: Running) -> Any:

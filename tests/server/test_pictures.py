@@ -107,7 +107,7 @@ async def test_what_was_sent_is_what_is_listed_and_stored_once(tmp_path: Path) -
         assert text_of(third) == text_of(second), "the pictures are in the context after a restart"
         for each in (first, second, third):
             assert (await api.call("DELETE", f"/responses/{each['id']}"))[0] == 200
-        while await server.service.store.prune(0):
+        while await server.service.store.pruning.step(0):
             pass
         assert not await server.service.store._database.read("SELECT 1 FROM slipring_pictures")
 

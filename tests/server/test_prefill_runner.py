@@ -92,7 +92,7 @@ async def test_past_the_bound_prefills_wait_and_tenants_take_turns(monkeypatch: 
     assert await start(running, engine, "resp_5") == 0
     assert await start(running, engine, "resp_3") is None, "it waits already"
     running.cancel(PREFILL.job.tenant, "resp_1")
-    await until(lambda: ("other", "resp_4") in running._tasks)
+    await until(lambda: ("other", "resp_4") in running.tasks)
     assert list(running._waiting) == [(PREFILL.job.tenant, "resp_3")]
     engine.result.set_result(7)
     assert [await each for each in (second, third, fourth)] == [7, 7, 7]
@@ -111,7 +111,7 @@ async def test_a_prefill_that_waits_can_be_ended(monkeypatch: pytest.MonkeyPatch
         await running.end_for(following())
     await running.close()
     assert not waiting.done()
-    assert not running._tasks
+    assert not running.tasks
 
 
 async def test_outputs_that_wait_are_left_alone_by_a_recognised_history(
@@ -137,9 +137,9 @@ async def test_ending_a_prefill_waits_for_it_and_reports_nothing() -> None:
     ended = start(running, engine)
     await engine.begun.wait()
     await running.end_for(following(tenant="other"))
-    assert running._tasks
+    assert running.tasks
     await running.end_for(following())
-    assert not running._tasks
+    assert not running.tasks
     assert not ended.done()
     running.cancel(PREFILL.job.tenant, "resp_1")
 

@@ -111,14 +111,14 @@ async def test_the_positions_of_deleted_items_are_removed_after_a_day(location: 
     store = await location.open()
     await store.conversations.create("t", CONVERSATION, items("a", "b"))
     await store.conversations.delete_item("t", "conv_1", "a")
-    assert await store.prune(location.now + 86_399) == 0
+    assert await store.pruning.step(location.now + 86_399) == 0
     assert await listed(store, ascending=True, after="a") == (["b"], False)
-    assert await store.prune(location.now + 86_400) == 1
+    assert await store.pruning.step(location.now + 86_400) == 1
     with pytest.raises(UnknownItem):
         await listed(store, after="a")
     await store.conversations.delete_item("t", "conv_1", "b")
     assert await store.conversations.delete("t", "conv_1")
-    assert await store.prune(location.now + 86_400) == 0
+    assert await store.pruning.step(location.now + 86_400) == 0
 
 
 async def test_a_response_becomes_the_tip_and_later_items_follow_it(store: Store) -> None:
@@ -263,7 +263,7 @@ async def test_conversations_are_kept_until_they_are_deleted(durable: StoreLocat
     store = await durable.open(retention_s=1)
     odd = Item(type="message", raw=b"{}", id="x\0y", opened=(message(None),))
     await store.conversations.create("t", CONVERSATION, [odd])
-    while await store.prune(10**9):
+    while await store.pruning.step(10**9):
         pass
     await store.close()
     store = await durable.open()

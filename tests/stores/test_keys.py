@@ -60,7 +60,7 @@ async def test_usage_adds_up_within_a_window(store: Store) -> None:
         Usage("j", "day:1", 0, 0),
     ]
     assert await spend([Usage("k", "day:1")], expires_at=11) == [Usage("k", "day:1", 4, 60)]
-    assert await store.prune(10.5) == 2
+    assert await store.pruning.step(10.5) == 2
     assert await spend([Usage("k", "minute:1")], expires_at=11) == [Usage("k", "minute:1", 0, 0)]
     assert await spend([Usage("k", "day:1")], expires_at=11) == [Usage("k", "day:1", 4, 60)]
 

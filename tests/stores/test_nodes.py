@@ -14,7 +14,7 @@ async def test_nodes_are_announced_found_and_removed(store: Store) -> None:
     await cluster.announce(Node("n", "http://b", 2.5))
     await cluster.announce(Node("m", "http://m", 100_000.0))
     assert await cluster.find("n") == Node("n", "http://b", 2.5)
-    assert await store.prune(100_000.0) == 1, "a node that has not announced itself for a day"
+    assert await store.pruning.step(100_000.0) == 1, "a node that has not announced itself for a day"
     assert await cluster.find("n") is None
     await cluster.leave("m")
     await cluster.leave("m")

@@ -47,10 +47,10 @@ async def test_a_picture_goes_with_the_last_response_that_uses_it(location: Stor
     for name in ("resp_1", "resp_2"):
         await store.responses.save("t", state(name, given=[shown(SHOT)]))
     await store.responses.delete("t", "resp_1")
-    await store.prune(0)
+    await store.pruning.step(0)
     assert await counted(store) == 1
     await store.responses.delete("t", "resp_2")
-    await store.prune(0)
+    await store.pruning.step(0)
     assert (await counted(store), await counted(store, "slipring_picture_uses")) == (0, 0)
     # It is known to have been stored, and is stored again.
     again = state("resp_4", given=[shown(SHOT)])
@@ -84,10 +84,10 @@ async def test_items_of_conversations_keep_their_pictures(store: Store):
     thread = await store.conversations.thread("t", "conv_1")
     assert thread is not None
     assert await store.conversations.delete_item("t", "conv_1", "msg_1")
-    await store.prune(0)
+    await store.pruning.step(0)
     assert await counted(store) == 2, "another item has the same picture"
     assert await store.conversations.delete("t", "conv_1")
-    await store.prune(0)
+    await store.pruning.step(0)
     assert await counted(store) == 1, "the response has it"
     await store.conversations.create("t", Conversation("conv_2", 1), [shown(SHOT, id="msg_1")])
     assert await counted(store) == 2, "what was pruned is stored again"
@@ -100,7 +100,7 @@ async def test_a_background_run_keeps_the_pictures_that_it_began_with(store: Sto
     assert await store.runs.beginning("t", "resp_1") == began
     assert await counted(store) == 1
     await store.runs.append(lease, [], response("resp_1", status="completed"), lease_until=9)
-    await store.prune(0)
+    await store.pruning.step(0)
     assert await counted(store) == 0
 
 
@@ -111,7 +111,7 @@ async def test_a_full_memory_store_counts_pictures_and_removes_them() -> None:
         url = data_url(png(120, 100, seed=number))
         given = [shown(url)]
         await store.responses.save("t", state(f"resp_{number}", given=given, created_at=number))
-    while await store.prune(0, limit=5):
+    while await store.pruning.step(0, limit=5):
         pass
     (_, used), *_ = await store._database.largest_tenants(1)
     assert 50_000 < used <= 100_000

@@ -14,7 +14,7 @@ async def test_a_full_memory_store_removes_the_oldest_chains() -> None:
     empty = await store._database.used_bytes()
     await store.close()
     store = await location.open(max_bytes=empty + 200_000, recent_bytes=0)
-    assert await store.prune(0) == 0
+    assert await store.pruning.step(0) == 0
     # Ten chains, turn by turn: all end at about the same time, the first one first.
     chains = [
         [
@@ -26,7 +26,7 @@ async def test_a_full_memory_store_removes_the_oldest_chains() -> None:
     for turn in range(10):
         for each in chains:
             await store.responses.save("t", each[turn])
-    while await store.prune(0, limit=7):
+    while await store.pruning.step(0, limit=7):
         pass
     assert await store._database.used_bytes() <= empty + 200_000
     left = [number for number in range(10) if await store.responses.load("t", f"resp_{number}_9") is not None]
@@ -47,7 +47,7 @@ async def test_a_full_memory_store_removes_finished_runs_before_responses() -> N
         lease = await store.runs.open("t", response(each.id, status="queued"), [], owner="a", lease_until=9)
         events = [RunEvent(number, b"x" * 500) for number in range(300)]
         await store.runs.append(lease, events, each, lease_until=9)
-    while await store.prune(0):
+    while await store.pruning.step(0):
         pass
     assert await store.runs.read("t", "resp_done") is None
     assert await store.runs.read("t", "resp_running") is not None
@@ -60,7 +60,7 @@ async def test_a_memory_store_smaller_than_its_data_ends_up_empty() -> None:
     store = await location.open(max_bytes=1)
     for each in chain(60):
         await store.responses.save("t", each)
-    while await store.prune(0):
+    while await store.pruning.step(0):
         pass
     assert await store.responses.load("t", "resp_0") is None
     await location.close()
@@ -73,7 +73,7 @@ async def test_a_tenant_beyond_its_share_of_a_memory_store_loses_its_own_oldest_
         for number in range(count):
             each = state(f"resp_{number}", metadata={"x": "y" * 5000}, created_at=number)
             await store.responses.save(tenant, each)
-    while await store.prune(0, limit=7):
+    while await store.pruning.step(0, limit=7):
         pass
     ((largest, used_bytes), *_) = await store._database.largest_tenants(2)
     assert largest == "loud"
@@ -94,7 +94,7 @@ async def test_a_full_memory_store_takes_from_the_tenant_that_has_the_most() -> 
         big = state(f"resp_{number}", metadata={"x": "y" * 5000}, created_at=1000 + number)
         await store.responses.save("loud", big)
     await store.responses.save("quiet", state("resp_0", created_at=1))
-    while await store.prune(0):
+    while await store.pruning.step(0):
         pass
     assert await store._database.used_bytes() <= empty + 200_000
     assert await store.responses.load("loud", "resp_49") is not None
@@ -109,7 +109,7 @@ async def test_conversations_are_removed_from_a_memory_store_when_nothing_else_i
     for number in range(20):
         conversation = Conversation(id=f"conv_{number}", created_at=number)
         await store.conversations.create("t", conversation, [message("msg_1", "x" * 5000)])
-    while await store.prune(0):
+    while await store.pruning.step(0):
         pass
     assert await store.responses.load("t", "resp_1") is None
     assert await store.conversations.read("t", "conv_0") is None
@@ -133,7 +133,7 @@ async def test_every_byte_of_a_tenant_is_uncounted_when_its_row_is_removed() -> 
     ((tenant, used_bytes),) = await store._database.largest_tenants(9)
     assert tenant == "t"
     assert used_bytes > 800
-    while await store.prune(10**6):
+    while await store.pruning.step(10**6):
         pass
     assert await store._database.largest_tenants(9) == []
     await location.close()
@@ -148,9 +148,9 @@ async def test_heads_are_removed_with_the_last_response_that_has_them(location: 
     store = await location.open(retention_s=10)
     await store.responses.save("t", state("resp_1", head=HEAD, created_at=1000))
     await store.responses.save("t", state("resp_2", head=HEAD, created_at=1005))
-    assert await store.prune(1010) == 1
+    assert await store.pruning.step(1010) == 1
     assert await heads(store) == 1
-    assert await store.prune(1015) == 2
+    assert await store.pruning.step(1015) == 2
     assert await heads(store) == 0
 
 
@@ -160,12 +160,14 @@ async def test_unreferenced_heads_are_looked_for_in_slices(store: Store) -> None
         await store.responses.save("t", state(name, head=Head(instructions=name, tools=TOOLS)))
     for name in names[5:]:
         await store.responses.delete("t", name)
-    removed = [await store.prune(0, limit=1) for _ in range(4)]
+    removed = [await store.pruning.step(0, limit=1) for _ in range(4)]
     assert sum(removed) == 20
     assert max(removed) <= 10, "a round looks at ten heads for each row that it may remove"
     assert await heads(store) == 5
     await store.responses.delete("t", names[0])
-    assert sum([await store.prune(0, limit=1) for _ in range(2)]) == 1, "the next pass begins at the start"
+    assert sum([await store.pruning.step(0, limit=1) for _ in range(2)]) == 1, (
+        "the next pass begins at the start"
+    )
 
 
 async def test_unreferenced_heads_are_removed(store: Store) -> None:
@@ -173,5 +175,5 @@ async def test_unreferenced_heads_are_removed(store: Store) -> None:
     await store.responses.save("t", first)
     await store.responses.save("t", state("resp_2"))
     await store.responses.delete("t", "resp_1")
-    assert await store.prune(0) == 1
+    assert await store.pruning.step(0) == 1
     assert await store._database.read("SELECT count(*) FROM slipring_heads") == [(1,)]

@@ -201,7 +201,7 @@ async def test_unstored_ancestors_are_kept_but_not_found(durable: StoreLocation)
         assert await again.responses.delete("t", name) is False
     assert same(await again.responses.load("t", "resp_3"), states[3])
     assert await again.responses.load_items("t", [states[5].output[0].id or ""]) == {}
-    assert await again.prune(durable.now) == 0
+    assert await again.pruning.step(durable.now) == 0
 
 
 async def test_a_response_that_is_saved_after_its_descendant_is_found(store: Store) -> None:
@@ -233,14 +233,14 @@ async def test_deleting_a_parent_keeps_its_descendants(durable: StoreLocation) -
     assert await store.responses.delete("t", "resp_1") is False
     assert await store.responses.load("t", "resp_1") is None
     assert await store.responses.load_items("t", [states[1].output[0].id or ""]) == {}
-    assert await store.prune(durable.now) == 0
+    assert await store.pruning.step(durable.now) == 0
     assert same(await (await durable.open()).responses.load("t", "resp_3"), states[3])
     later = state("resp_later", states[1])
     await store.responses.save("t", later)
     assert same(await (await durable.open()).responses.load("t", "resp_later"), later)
     for name in ("resp_3", "resp_2", "resp_later"):
         assert await store.responses.delete("t", name) is True
-    while await store.prune(durable.now):
+    while await store.pruning.step(durable.now):
         pass
     assert same(await (await durable.open()).responses.load("t", "resp_0"), states[0])
 
@@ -250,7 +250,7 @@ async def test_saving_a_child_restores_the_row_of_a_removed_parent(durable: Stor
     first, second = chain(2)
     await store.responses.save("t", first)
     await store.responses.delete("t", "resp_0")
-    while await store.prune(durable.now):
+    while await store.pruning.step(durable.now):
         pass
     await store.responses.save("t", second)
     assert same(await (await durable.open()).responses.load("t", "resp_1"), second)
@@ -281,9 +281,9 @@ async def test_an_expired_response_is_not_found_but_its_descendants_are(location
     assert await store.responses.load_items("t", [old.output[0].id or ""]) == {}
     assert await store.responses.delete("t", "resp_old") is False
     assert await store.responses.load("t", "resp_young") is young
-    assert await store.prune(location.now) == 0
-    assert await store.prune(1050) == 3  # both, and their head
-    assert await store.prune(1050) == 0
+    assert await store.pruning.step(location.now) == 0
+    assert await store.pruning.step(1050) == 3  # both, and their head
+    assert await store.pruning.step(1050) == 0
 
 
 async def test_items_are_found_by_their_ids(store: Store) -> None:
@@ -368,7 +368,7 @@ async def test_pruning_does_not_disturb_concurrent_saves(durable: StoreLocation)
 
     async def prune() -> None:
         for _ in range(20):
-            await stores[1].prune(0)
+            await stores[1].pruning.step(0)
 
     await asyncio.gather(*(play(number) for number in range(30)), prune())
     again = await durable.open()
@@ -383,7 +383,7 @@ async def test_a_forked_chain_is_pruned_completely(location: StoreLocation) -> N
     for each in states:
         await store.responses.save("t", each)
     removed = 0
-    while step := await store.prune(location.now, limit=4):
+    while step := await store.pruning.step(location.now, limit=4):
         assert step <= 5
         removed += step
     assert removed == len(states) + 1

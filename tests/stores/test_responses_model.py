@@ -63,7 +63,7 @@ class Model:
             await store.responses.save(self.tenant, each)
             self.found.add(each.id)
         elif what == "prune":
-            await store.prune(0, limit=1 + choice)
+            await store.pruning.step(0, limit=1 + choice)
 
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
@@ -81,7 +81,7 @@ async def test_the_store_behaves_like_the_model(
     await model.check(store)
     for name in model.found:
         assert await store.responses.delete(model.tenant, name)
-    while await store.prune(0):
+    while await store.pruning.step(0):
         pass
     for table in ("responses", "heads"):
         assert await store._database.read(f"SELECT count(*) FROM slipring_{table}") == [(0,)]

@@ -245,13 +245,13 @@ async def test_deleting_a_run_ends_its_lease(store: Store) -> None:
 async def test_finished_runs_expire_with_their_events(location: StoreLocation) -> None:
     store = await location.open(retention_s=100)
     lease = await opened(store)
-    assert await store.prune(1000) == 0, "open runs do not expire"
+    assert await store.pruning.step(1000) == 0, "open runs do not expire"
     await store.runs.append(lease, [event(2)], DONE, lease_until=0)
-    assert await store.prune(99) == 0
-    assert await store.prune(100) == 1
+    assert await store.pruning.step(99) == 0
+    assert await store.pruning.step(100) == 1
     location.now = 0.0
     assert await numbers(store) == []
-    assert await store.prune(100) == 0
+    assert await store.pruning.step(100) == 0
 
 
 async def test_a_run_that_has_ended_is_gone_when_its_retention_is_over(location: StoreLocation) -> None:

@@ -49,9 +49,9 @@ async def test_claims_outlive_their_process(durable: StoreLocation) -> None:
 async def test_claims_expire_like_responses(location: StoreLocation) -> None:
     store = await location.open(retention_s=100)
     await store.approvals.claim("t", ["a", "b"])
-    assert await store.prune(1099) == 0
-    assert await store.prune(1100, limit=1) == 1
-    assert await store.prune(1100) == 1
+    assert await store.pruning.step(1099) == 0
+    assert await store.pruning.step(1100, limit=1) == 1
+    assert await store.pruning.step(1100) == 1
     assert await claims(store, "t", ["a", "b"]) is True
 
 

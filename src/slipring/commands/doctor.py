@@ -28,7 +28,7 @@ from slipring.base.standard_streams import print_encoded
 from slipring.config import settings
 from slipring.config.settings import ADMIN_AUTO, ADMIN_OFF, Config
 from slipring.engines.catalog import check_options, open_engine
-from slipring.engines.hub.fitting_context import available_memory
+from slipring.engines.hub.context_and_slots import available_memory
 from slipring.engines.hub.gguf_variants import gigabytes
 from slipring.engines.hub.model_hub import ModelHub
 from slipring.engines.hub.model_names import (

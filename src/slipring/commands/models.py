@@ -7,7 +7,7 @@ import msgspec
 
 from slipring.base.standard_streams import print_encoded
 from slipring.commands.tables import table
-from slipring.engines.hub.fitting_context import available_memory
+from slipring.engines.hub.context_and_slots import available_memory
 from slipring.engines.hub.gguf_variants import gigabytes
 from slipring.engines.hub.model_hub import HeldModel, ModelHub
 

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import msgspec
 
@@ -14,8 +14,26 @@ from slipring.base.errors import suggestion
 from slipring.core.checks.policies import KINDS, KINDS_OF, Action, Ending, Mode, OnError, OnImages, Scope
 from slipring.core.checks.verdicts import Kind
 
-Rule = tuple[Callable[[Any], bool], str]
-"""Whether a value is valid, and what an error says that it must be."""
+Schema = dict[str, Any]
+"""The JSON schema of a value."""
+TEXT: Schema = {"type": "string"}
+TEXTS: Schema = {"type": "array", "items": TEXT}
+NUMBER: Schema = {"type": "number"}
+FLAG: Schema = {"type": "boolean"}
+
+
+def map_of(values: Schema) -> Schema:
+    return {"type": "object", "additionalProperties": values}
+
+
+class Rule(NamedTuple):
+    """Which values of a key are valid."""
+
+    holds: Callable[[Any], bool]
+    demand: str
+    """What an error says that a value must be."""
+    schema: Schema
+    """The same for editors, as far as a schema can say it."""
 
 
 class TableError(ValueError):
@@ -33,22 +51,33 @@ def require_form(
         if key not in rules:
             hint = suggestion(key, rules) or f" (known: {', '.join(rules)})"
             raise TableError(f"{where}: unknown key {key!r}{hint}")
-        holds, demand = rules[key]
-        if not holds(value):
-            raise TableError(f"{where}: {key!r} {demand}")
+        if not rules[key].holds(value):
+            raise TableError(f"{where}: {key!r} {rules[key].demand}")
     for key in required:
         if key not in table:
             raise TableError(f"{where}: {key!r} is missing")
 
 
+def schema_of(rules: Mapping[str, Rule], required: Collection[str] = ()) -> Schema:
+    """The schema of a table with these keys."""
+    return {
+        "type": "object",
+        "properties": {key: rule.schema for key, rule in rules.items()},
+        "required": list(required),
+        "additionalProperties": False,
+    }
+
+
 def one_of(words: Collection[str]) -> Rule:
     """The value is one of these words."""
-    return (lambda value: isinstance(value, str) and value in words), f"must be one of {', '.join(words)}"
+    demand = f"must be one of {', '.join(words)}"
+    return Rule(lambda value: isinstance(value, str) and value in words, demand, {"enum": list(words)})
 
 
 def whole_number(least: int) -> Rule:
     """The value is a whole number, ``least`` or more."""
-    return (lambda value: type(value) is int and value >= least), f"must be a whole number, {least} or more"
+    demand = f"must be a whole number, {least} or more"
+    return Rule(lambda value: type(value) is int and value >= least, demand, {"type": "integer"})
 
 
 def is_number(value: object, least: float, most: float) -> bool:
@@ -61,7 +90,8 @@ def is_text(value: object) -> bool:
     return isinstance(value, str) and value.strip() != "" and "\0" not in value
 
 
-NOT_EMPTY: Rule = (is_text, "must be a string and not empty")
+TRUTH = Rule(lambda value: type(value) is bool, "must be true or false", FLAG)
+NOT_EMPTY = Rule(is_text, "must be a string and not empty", TEXT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,24 +110,24 @@ class ModelEntry:
 
 
 HOSTING = ("here", "upstream", "refuse")
-_DEFAULTS: dict[str, Rule] = {
-    "temperature": (lambda value: is_number(value, 0, 2), "must be a number from 0 to 2"),
-    "top_p": (lambda value: is_number(value, 0, 1), "must be a number from 0 to 1"),
-    "max_output_tokens": (lambda value: type(value) is int and value > 0, "must be a whole number above 0"),
+_DEFAULTS = {
+    "temperature": Rule(lambda value: is_number(value, 0, 2), "must be a number from 0 to 2", NUMBER),
+    "top_p": Rule(lambda value: is_number(value, 0, 1), "must be a number from 0 to 1", NUMBER),
+    "max_output_tokens": whole_number(1)._replace(demand="must be a whole number above 0"),
     "effort": NOT_EMPTY,
 }
-
-
-_MODEL_RULES: dict[str, Rule] = {
+MODEL_RULES = {
     "engine": NOT_EMPTY,
-    "model": (lambda value: isinstance(value, str), "must be a string"),
-    "aliases": (
+    "model": Rule(lambda value: isinstance(value, str), "must be a string", TEXT),
+    "aliases": Rule(
         lambda value: isinstance(value, list) and all(isinstance(alias, str) and alias for alias in value),
         "must be a list of strings, none of them empty",
+        TEXTS,
     ),
-    "defaults": (lambda value: isinstance(value, dict), "must be a table"),
+    "defaults": Rule(lambda value: isinstance(value, dict), "must be a table", schema_of(_DEFAULTS)),
     "hosted_tools": one_of(HOSTING),
 }
+MODEL_NEEDS = ("engine",)
 
 
 def read_models(table: object) -> tuple[ModelEntry, ...]:
@@ -116,7 +146,7 @@ def _read_entry(name: str, given: object) -> ModelEntry:
     where = f"models.{name}"
     if not isinstance(given, dict):
         raise TableError(f"{where}: must be a table")
-    require_form(given, where, _MODEL_RULES, required=("engine",))
+    require_form(given, where, MODEL_RULES, MODEL_NEEDS)
     defaults = _read_defaults(given.get("defaults", {}), f"{where}.defaults")
     engine, model = given["engine"].strip(), given.get("model", "").strip()
     aliases, hosting = tuple(given.get("aliases", ())), given.get("hosted_tools", "")
@@ -175,35 +205,41 @@ class PolicyEntries:
 
 
 _SUBJECTS = (*KINDS_OF, *KINDS)
-_KEYS: dict[str, Rule] = {
-    "name": (
+CHECK_RULES = {
+    "name": Rule(
         lambda value: isinstance(value, str) and _NAME.fullmatch(value) is not None,
         "must be a name of letters, digits, '_', '-' and '.'",
+        TEXT,
     ),
     "source": NOT_EMPTY,
-    "settings": (lambda value: isinstance(value, dict), "must be a table"),
-    "thresholds": (
+    "settings": Rule(lambda value: isinstance(value, dict), "must be a table", {"type": "object"}),
+    "thresholds": Rule(
         lambda value: isinstance(value, dict) and all(is_number(each, 0, 1) for each in value.values()),
         "must be a table of numbers from 0 to 1",
+        map_of(NUMBER),
     ),
-    "subjects": (
+    "subjects": Rule(
         lambda value: isinstance(value, list) and value != [] and all(each in _SUBJECTS for each in value),
         f"must be a list of some of {', '.join(_SUBJECTS)}",
+        {"type": "array", "items": {"enum": list(_SUBJECTS)}},
     ),
     "action": one_of(get_args(Action)),
     "mode": one_of(get_args(Mode)),
     "on_error": one_of(get_args(OnError)),
     "on_images": one_of(get_args(OnImages)),
-    "before": (lambda value: type(value) is bool, "must be true or false"),
+    "before": TRUTH,
     "context": whole_number(0),
     "ending": one_of(get_args(Ending)),
-    "timeout_s": (
+    "timeout_s": Rule(
         lambda value: is_number(value, 0, math.inf) and 0 < value < math.inf,
         "must be a number above 0",
+        NUMBER,
     ),
     "max_chars": whole_number(0),
     "at_once": whole_number(1),
 }
+CHECK_NEEDS = ("name", "source")
+SCOPE = one_of(get_args(Scope))
 
 
 def read_checks(given: object) -> tuple[CheckEntry, ...]:
@@ -227,9 +263,8 @@ def read_policies(given: object, checks: tuple[CheckEntry, ...]) -> PolicyEntrie
         if key not in ("default", "models", "tenants", "keys", "scope"):
             raise TableError(f"policies: unknown key {key!r} (known: default, models, tenants, keys, scope)")
     scope = given.get("scope", "new")
-    holds, demand = one_of(get_args(Scope))
-    if not holds(scope):
-        raise TableError(f"policies: 'scope' {demand}")
+    if not SCOPE.holds(scope):
+        raise TableError(f"policies: 'scope' {SCOPE.demand}")
     default = _read_names(given["default"], "policies.default", known) if "default" in given else None
     models, tenants, keys = (
         _read_named(given.get(key, {}), key, known) for key in ("models", "tenants", "keys")
@@ -240,11 +275,11 @@ def read_policies(given: object, checks: tuple[CheckEntry, ...]) -> PolicyEntrie
 def _place(table: Mapping[str, object], index: int) -> str:
     """How an error names a table: by the check's name if that is valid, else by its position."""
     name = table.get("name")
-    return f"check {name!r}" if _KEYS["name"][0](name) else f"check[{index}]"
+    return f"check {name!r}" if CHECK_RULES["name"].holds(name) else f"check[{index}]"
 
 
 def _read_check(table: dict[str, Any], where: str) -> CheckEntry:
-    require_form(table, where, _KEYS, required=("name", "source"))
+    require_form(table, where, CHECK_RULES, CHECK_NEEDS)
     values = dict(table)
     action = values.setdefault("action", "flag")
     values.setdefault("mode", "hold" if action == "block" else "follow")
@@ -364,40 +399,47 @@ def _is_list(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(each, str) and "\0" not in each for each in value)
 
 
-_MCP_RULES: dict[str, Rule] = {
-    "name": (
+MCP_RULES = {
+    "name": Rule(
         lambda value: isinstance(value, str) and _SERVER_NAME.fullmatch(value) is not None,
         "must have 1 to 64 letters, digits, '_' and '-'",
+        TEXT,
     ),
-    "url": (
+    "url": Rule(
         lambda value: isinstance(value, str) and value.startswith(("http://", "https://")),
         "must be an http:// or https:// URL",
+        TEXT,
     ),
     "command": NOT_EMPTY,
-    "args": (_is_list, "must be a list of strings"),
-    "env": (
+    "args": Rule(_is_list, "must be a list of strings", TEXTS),
+    "env": Rule(
         lambda value: _is_list(value) and all(_VARIABLE.fullmatch(each) for each in value),
         "must be a list of names of environment variables",
+        TEXTS,
     ),
     "cwd": NOT_EMPTY,
-    "per_tenant": (lambda value: isinstance(value, bool), "must be true or false"),
-    "headers": (
+    "per_tenant": TRUTH,
+    "headers": Rule(
         lambda value: isinstance(value, dict) and all(map(_is_variable, value.values())),
         "must be a table whose values name environment variables, as '$NAME' or 'Bearer $NAME'",
+        map_of(TEXT),
     ),
     "transport": one_of(get_args(Transport)),
-    "allowed_tools": (
+    "allowed_tools": Rule(
         lambda value: _is_list(value) and value != [] and all(value),
         "must be a list of names, none of them empty",
+        TEXTS,
     ),
     "approval": one_of(get_args(Approval)),
-    "parallel": (lambda value: type(value) is int and 1 <= value <= 1000, "must be from 1 to 1000"),
-    "timeout_s": (
-        lambda value: type(value) in (int, float) and 0 < value <= 86_400 and math.isfinite(value),
-        "must be above 0 and at most 86400",
+    "parallel": Rule(
+        lambda value: type(value) is int and 1 <= value <= 1000, "must be from 1 to 1000", {"type": "integer"}
+    ),
+    "timeout_s": Rule(
+        lambda value: is_number(value, 0, 86_400) and value > 0, "must be above 0 and at most 86400", NUMBER
     ),
     "on_list_error": one_of(get_args(OnListError)),
 }
+MCP_NEEDS = ("name",)
 
 
 def _is_variable(value: object) -> bool:
@@ -431,7 +473,7 @@ def _read_builtin(
     known = next((each for each in get_args(BuiltinType) if each == kind), None)
     if known is None:
         raise TableError(f"{where}: unknown type (known: {', '.join(get_args(BuiltinType))})")
-    require_form(table, where, _BUILTIN_RULES, required=("server", "tool"))
+    require_form(table, where, BUILTIN_RULES, BUILTIN_NEEDS)
     server = servers.get(table["server"])
     if server is None:
         raise TableError(f"{where}: 'server' must be the name of a [[mcp]] table")
@@ -444,19 +486,21 @@ def _read_builtin(
     return BuiltinMapping(known, table["server"], table["tool"], argument, fields)
 
 
-_BUILTIN_RULES: dict[str, Rule] = {
-    "server": (is_text, "must be the name of a registered server"),
+BUILTIN_RULES = {
+    "server": NOT_EMPTY._replace(demand="must be the name of a registered server"),
     "tool": NOT_EMPTY,
     "argument": NOT_EMPTY,
-    "fields": (
+    "fields": Rule(
         lambda value: isinstance(value, dict) and all(map(is_text, value.values())),
         "must be a table whose values are names of arguments",
+        map_of(TEXT),
     ),
 }
+BUILTIN_NEEDS = ("server", "tool")
 
 
 def _read(table: Mapping[str, Any], where: str) -> McpRegistration:
-    require_form(table, where, _MCP_RULES, required=("name",))
+    require_form(table, where, MCP_RULES, MCP_NEEDS)
     if ("url" in table) == ("command" in table):
         raise TableError(f"{where}: either 'url' or 'command' must be given")
     other, needed = (_OF_COMMANDS, "command") if "url" in table else (_OF_URLS, "url")

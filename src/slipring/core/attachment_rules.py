@@ -8,7 +8,7 @@ from msgspec import Struct
 from slipring.base.errors import InvalidPrompt, InvalidRequest, UnsupportedParameter
 from slipring.core.chain.fetched_images import fetched_form
 from slipring.core.chain.state import Carry
-from slipring.core.checks.policies import Check, Policy
+from slipring.core.checks.policies import NO_POLICY, Check, Policy
 from slipring.core.generation import Capabilities
 from slipring.core.limits import Limits
 from slipring.protocol.items import Item
@@ -42,18 +42,14 @@ class AttachmentRules(Struct, frozen=True):
 
     capabilities: Capabilities
     limits: Limits
-    unread_by: str | None = None
-    """The safety check that cannot read images and whose policy refuses what it cannot read."""
-    inspects_all: bool = False
-    """Whether checks inspect the whole context, so that images of earlier turns are refused too."""
+    policy: Policy = NO_POLICY
+    """Of safety checks, which read texts."""
 
-    @classmethod
-    def of(cls, capabilities: Capabilities, limits: Limits, policy: Policy) -> "AttachmentRules":
-        """Those of a turn with this policy."""
-        closed = (
-            check.name for check in policy.checks if check.on_images == "closed" and _reads_input(check)
-        )
-        return cls(capabilities, limits, next(closed, None), policy.scope == "all")
+    @property
+    def unread_by(self) -> str | None:
+        """The safety check that cannot read images and whose policy refuses what it cannot read."""
+        closed = (check.name for check in self.policy.checks if _must_read_images(check))
+        return next(closed, None)
 
     @property
     def shows_images(self) -> bool:
@@ -97,13 +93,11 @@ class AttachmentRules(Struct, frozen=True):
 
     def refuse_context(self, carry: Carry) -> None:
         """Refuse a context with this carry if it has what the model does not see, or too many images."""
-        if not carry.pictures and not carry.attached:
-            return
-        capabilities = self.capabilities
+        capabilities, inspects_all = self.capabilities, self.policy.scope == "all"
         if carry.pictures and not capabilities.images:
             raise UnsupportedParameter(f"The context has images. {_BLIND}", param="model")
         unreadable = "images" if carry.pictures else "files" if A_FILE in carry.attached else None
-        if unreadable is not None and self.inspects_all and self.unread_by is not None:
+        if unreadable is not None and inspects_all and self.unread_by is not None:
             raise InvalidPrompt(
                 f"The context has {unreadable}, which the safety check '{self.unread_by}' cannot read.",
                 param="input",
@@ -227,5 +221,5 @@ class AttachmentRules(Struct, frozen=True):
             )
 
 
-def _reads_input(check: Check) -> bool:
-    return not {"message", "tool_output"}.isdisjoint(check.subjects)
+def _must_read_images(check: Check) -> bool:
+    return check.on_images == "closed" and not {"message", "tool_output"}.isdisjoint(check.subjects)

@@ -262,6 +262,12 @@ class Model(Struct, frozen=True):
     hosted_tools: Hosting = "here"
     """``upstream`` only if ``is_upstream``."""
 
+    @property
+    def runs_hosted_tools(self) -> bool:
+        """Whether the engine's server runs hosted tools. It then owns their items too: they are passed on as
+        they are, and models of other engines do not see them."""
+        return self.hosted_tools == "upstream"
+
 
 class Models(Protocol):
     """Looks up models by name."""

@@ -14,7 +14,7 @@ from msgspec import structs
 from slipring.core.chain.head import Head
 from slipring.core.generation import Delta, Emit, Finished, Job, Model, Position, Prefill
 from slipring.core.limits import Limits
-from slipring.engines.constraints.grammar_cache import IN_THREAD, Compiler
+from slipring.engines.constraints.grammar_compiler import IN_THREAD, Compiler
 from slipring.engines.tokens.tokenizer_threads import TokenizerThreads
 from slipring.observation import live_messages
 

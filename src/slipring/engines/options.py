@@ -1,11 +1,13 @@
 """Options of engines: parses ``KIND:name=value,…`` into a dataclass.
 
-An option is a field made by ``option``, with its type, default, least value and a sentence for the reference.
+An option is a field made by ``option``, with its type, default, least value or choices, and a sentence for
+the reference.
 Errors are ``StartupError`` with one line.
 """
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
@@ -14,9 +16,10 @@ from slipring.base.errors import StartupError, suggestion
 T = TypeVar("T")
 
 
-def option(default: object, meaning: str, *, least: int = 0) -> Any:
-    """A field of an options dataclass. ``least`` bounds numbers."""
-    return dataclasses.field(default=default, metadata={"help": meaning, "least": least})
+def option(default: object, meaning: str, *, least: int = 0, choices: Sequence[str] = ()) -> Any:
+    """A field of an options dataclass. ``least`` bounds numbers; ``choices`` are all values of a text."""
+    metadata = {"help": meaning, "least": least, "choices": choices}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 class Address(NamedTuple):
@@ -79,6 +82,10 @@ def _options_of(options: type[Any]) -> list["dataclasses.Field[Any]"]:
 
 def _convert(kind: str, field: "dataclasses.Field[Any]", value: str) -> object:
     if field.type is str:
+        if (choices := field.metadata["choices"]) and value not in choices:
+            *others, last = filter(None, choices)
+            known = f"{', '.join(others)} or {last}" if others else last
+            raise StartupError(f"--engine {kind}: option '{field.name}' must be {known}, not '{value}'")
         return value
     if field.type is bool:
         if value not in ("true", "false"):

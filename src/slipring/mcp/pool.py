@@ -140,12 +140,6 @@ class Pool:
         finally:
             self._leave(entry)
 
-    async def forget(self, tenant: str) -> None:
-        """Close the connections of a tenant, and drop its lists."""
-        for key in [key for key in self._entries if key[0] == tenant]:
-            self._discard(self._entries.pop(key))
-        await self._closed()
-
     async def close(self) -> None:
         """End every request, connection and process."""
         if self._sweep is not None:
@@ -154,7 +148,7 @@ class Pool:
         for entry in self._entries.values():
             self._discard(entry)
         self._entries.clear()
-        await self._closed()
+        await asyncio.gather(*self._closing, return_exceptions=True)
         await self._web.close()
 
     async def __aenter__(self) -> "Pool":
@@ -229,9 +223,6 @@ class Pool:
         task = asyncio.create_task(work)
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
-
-    async def _closed(self) -> None:
-        await asyncio.gather(*self._closing, return_exceptions=True)
 
     # Connecting.
 

@@ -4,11 +4,10 @@ Nothing is compiled here. ``Definitions`` collects the grammars of one request, 
 field, so that an engine's compiler can check them before the request is accepted.
 """
 
-from copy import copy
 from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Meta, Raw, Struct, UnsetType
+from msgspec import Meta, Raw, Struct, UnsetType, structs
 
 from slipring.base.errors import InvalidRequest
 from slipring.protocol import wire
@@ -49,31 +48,22 @@ class Compilable(Struct, frozen=True):
     grammar: Grammar
 
 
-class Definitions:
+class Definitions(Struct, kw_only=True):
     """Collects the grammars of one request, and raises ``InvalidRequest`` where a bound is exceeded."""
 
-    def __init__(
-        self,
-        *,
-        max_grammars: int,
-        max_grammar_bytes: int,
-        max_schema_bytes: int,
-        ignored_tools: frozenset[str] = frozenset(),
-    ) -> None:
-        self.ignored_tools: frozenset[str] | None = ignored_tools
-        """Types of tools that a request may list although nothing here answers them; None: all."""
-        self._max_grammars = max_grammars
-        self._max_grammar_bytes = max_grammar_bytes
-        self._max_schema_bytes = max_schema_bytes
-        self._bytes = 0
-        self.grammars: list[Compilable] = []
-        """The grammars added so far, in the order of the request."""
+    max_grammars: int
+    max_grammar_bytes: int
+    max_schema_bytes: int
+    ignored_tools: frozenset[str] | None = frozenset()
+    """Types of tools that a request may list although nothing here answers them; None: all."""
+    size_bytes: int = 0
+    """Of the grammars added so far."""
+    grammars: list[Compilable] = []
+    """The grammars added so far, in the order of the request."""
 
     def copy(self) -> "Definitions":
         """The same, to which further definitions can be added apart."""
-        twin = copy(self)
-        twin.grammars = list(self.grammars)
-        return twin
+        return structs.replace(self, grammars=list(self.grammars))
 
     def ignores(self, kind: str) -> bool:
         """Whether a request may list tools of this type although nothing here answers them."""
@@ -83,16 +73,16 @@ class Definitions:
         """Check a grammar's size and keep it for the compiler; ``where`` names the ``format`` around it."""
         param = f"{where}.definition"
         size = len(grammar.definition.encode("utf-8", "surrogatepass"))
-        if size > self._max_grammar_bytes:
+        if size > self.max_grammar_bytes:
             raise InvalidRequest.at(
-                param, f"a grammar has at most {self._max_grammar_bytes} bytes (max_grammar_bytes)"
+                param, f"a grammar has at most {self.max_grammar_bytes} bytes (max_grammar_bytes)"
             )
-        if len(self.grammars) >= self._max_grammars:
+        if len(self.grammars) >= self.max_grammars:
             raise InvalidRequest.at(
-                param, f"a request has at most {self._max_grammars} grammars (max_grammars)"
+                param, f"a request has at most {self.max_grammars} grammars (max_grammars)"
             )
-        self._bytes += size
-        if self._bytes > _TOTAL_FACTOR * self._max_grammar_bytes:
+        self.size_bytes += size
+        if self.size_bytes > _TOTAL_FACTOR * self.max_grammar_bytes:
             raise InvalidRequest.at(
                 param, "the grammars of the request are too large in total (max_grammar_bytes)"
             )
@@ -101,7 +91,7 @@ class Definitions:
     def check_schema(self, schema: Raw | UnsetType, param: str) -> None:
         """Check the size of a JSON schema. Absent and null schemas pass."""
         sent = wire.given(schema)
-        if sent is not None and len(bytes(sent)) > self._max_schema_bytes:
+        if sent is not None and len(bytes(sent)) > self.max_schema_bytes:
             raise InvalidRequest.at(
-                param, f"a schema has at most {self._max_schema_bytes} bytes (max_schema_bytes)"
+                param, f"a schema has at most {self.max_schema_bytes} bytes (max_schema_bytes)"
             )

@@ -157,7 +157,7 @@ class CreateRequest(Struct, dict=True):
 
     def read_items(self, known: Known) -> tuple[Item, ...]:
         """The items of ``input``. ``known``: what was decoded before."""
-        if "items" not in self.__dict__ and known and self.previous_response_id is None:
+        if "items" not in self.__dict__ and known:
             self.__dict__["items"] = read_input(self.input, known)
         return self.items
 

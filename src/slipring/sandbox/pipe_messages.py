@@ -3,6 +3,7 @@
 They hold data only, so nothing that a client sends can be executed by decoding it.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -90,11 +91,7 @@ Reply = Ready | Answer
 
 decode_setup = msgspec.msgpack.Decoder(Setup).decode
 decode_call = msgspec.msgpack.Decoder(Call).decode
-_reply: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
-
-
-def decode_reply(data: bytes) -> Reply:
-    return _reply.decode(data)
+decode_reply: Callable[[bytes], Reply] = msgspec.msgpack.Decoder(Reply).decode
 
 
 def encode(message: Setup | Call | Reply | Outcome) -> bytes:

@@ -25,6 +25,7 @@ from slipring.base.errors import (
     TooExpensive,
     Unavailable,
 )
+from slipring.base.periodic_tasks import cancel_and_wait
 from slipring.core.tenant_entries import CacheKey, TenantCache
 from slipring.sandbox import pipe_messages
 from slipring.sandbox.pipe_messages import (
@@ -400,11 +401,7 @@ class Sandbox:
         self._closed = True
         for call in self._queue.clear():
             _fail(call, _stopping())
-        running = list(self._running)
-        for task in running:
-            task.cancel()
-        if running:
-            await asyncio.wait(running)
+        await cancel_and_wait(self._running)
         for process in self._processes:
             await process.end()
 

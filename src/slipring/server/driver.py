@@ -68,7 +68,7 @@ from slipring.server.clock import now, unix_time
 from slipring.server.hosted_tools import permitted_servers
 from slipring.server.observation.ended_turns import EndedTurn, Origin, TurnContent
 from slipring.server.service import Service
-from slipring.server.state_lookup import States
+from slipring.server.state_lookup import StateLookup
 from slipring.server.transports import obfuscation
 from slipring.stores.conversations import Appended, appended_by, since_compaction
 from slipring.stores.pictures import prepare
@@ -159,7 +159,7 @@ class Driver:
         sink: Sink,
         *,
         origin: Origin,
-        states: States,
+        states: StateLookup,
         lease: "asyncio.Future[Lease] | None" = None,
     ) -> None:
         """``states``: looks up responses that the session does not have in memory. ``lease``: for a
@@ -503,7 +503,8 @@ class Driver:
         self._require_allowed(job)
         await self._admit_images(work)
         engine = self.service.catalog.engine_of(job.model)
-        await self.service.prefills.end_for(job)
+        if self.service.prefills.tasks:
+            await self.service.prefills.end_for(job)
         emit = self._emitter(work)
         if job.settings.stop:
             emit = stop_sequences.watched(job, emit)
@@ -540,15 +541,15 @@ class Driver:
         """Deliver events of a turn with checks or hosted tools, and begin the inspections and calls that are
         due. Returns an awaitable while too much waits for the checks, or for the client."""
         send(events)
-        if turn.checks is not None and (turn.checks.has_due or turn.checks.is_full):
+        if turn.checks is not None and (turn.checks.gate.has_due or turn.checks.gate.is_full):
             self.run(self.session.turns.due(turn))
-            if turn.checks.is_full:
+            if turn.checks.gate.is_full:
                 return self._deliver_inspected(turn)
         return self._begin_calls(turn)
 
     async def _deliver_inspected(self, turn: Turn) -> None:
         """The rest of ``_deliver_watched``, as soon as less waits for the checks."""
-        while turn.checks is not None and turn.checks.is_full and (tasks := self._inspecting(turn)):
+        while turn.checks is not None and turn.checks.gate.is_full and (tasks := self._inspecting(turn)):
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if (waiting := self._begin_calls(turn)) is not None:
             await waiting

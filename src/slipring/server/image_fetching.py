@@ -15,11 +15,11 @@ import aiohttp
 from yarl import URL
 
 from slipring.base.errors import InvalidRequest, quoted
+from slipring.base.tenant_slots import TenantSlots
 from slipring.core.chain.fetched_images import Fetched
 from slipring.core.tenant_entries import TenantCache
 from slipring.mcp.transports.address_policy import public_socket
 from slipring.protocol.pictures.image_headers import BrokenImage, read_image_header
-from slipring.server.tenant_slots import TenantSlots
 
 MOST_IMAGES = 16
 _TOTAL_S, _CONNECT_S = 10.0, 3.0

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from msgspec import structs
 
 from slipring.base.errors import ApiError
+from slipring.base.periodic_tasks import cancel_and_wait
 from slipring.core.checks.answer_gate import Inspection
 from slipring.core.checks.policies import Check, Policy, checks_of
 from slipring.core.checks.verdicts import Subject, Verdict
@@ -97,10 +98,7 @@ class Audits:
     async def close(self) -> None:
         """End all audits that still run, and log how many these were."""
         tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await cancel_and_wait(tasks)
         if lost := sum(task.cancelled() for task in tasks):
             self.lost += lost
             log.warning("%d audits had not ended when the server stopped: they refuse nothing", lost)

@@ -39,7 +39,8 @@ class Prefills:
     """The running prefills of one process, and those that wait."""
 
     def __init__(self) -> None:
-        self._tasks: dict[_Key, asyncio.Task[None]] = {}
+        self.tasks: dict[_Key, asyncio.Task[None]] = {}
+        """Those that run, by tenant and response."""
         self._waiting: dict[_Key, _Waiting] = {}
         """The oldest first."""
         self._of_outputs: set[asyncio.Task[None]] = set()
@@ -48,7 +49,7 @@ class Prefills:
     @property
     def running(self) -> int:
         """How many run."""
-        return len(self._tasks)
+        return len(self.tasks)
 
     def start(
         self,
@@ -61,9 +62,9 @@ class Prefills:
         """Run a prefill, then call ``ended`` with its tokens, or with None if it failed. Not called if the
         prefill is ended before. ``permit`` raises an ``ApiError`` if the client may not use the engine."""
         key = (prefill.job.tenant, response_id)
-        if key in self._tasks or key in self._waiting:
+        if key in self.tasks or key in self._waiting:
             ended(None)
-        elif len(self._tasks) < _MOST_RUNNING:
+        elif len(self.tasks) < _MOST_RUNNING:
             self._begin(key, _Waiting(prefill, engine, ended, permit))
         elif len(self._waiting) < _MOST_WAITING:
             self._waiting[key] = _Waiting(prefill, engine, ended, permit)
@@ -72,7 +73,7 @@ class Prefills:
 
     def _begin(self, key: _Key, waiting: _Waiting) -> None:
         task = asyncio.create_task(self._run(key, waiting))
-        self._tasks[key] = task
+        self.tasks[key] = task
         # A task that is cancelled before its first step runs nothing of ``_run``.
         task.add_done_callback(partial(self._forget, key))
         if waiting.prefill.expects == "output":
@@ -89,7 +90,7 @@ class Prefills:
         waiting = self._waiting.get(key)
         if waiting is not None and not (job.recognised and waiting.prefill.expects == "output"):
             del self._waiting[key]
-        task = self._tasks.get(key)
+        task = self.tasks.get(key)
         if task is not None and not (job.recognised and task in self._of_outputs):
             _cancel(task)
             await asyncio.wait([task])
@@ -97,13 +98,13 @@ class Prefills:
     def cancel(self, tenant: str, response_id: str) -> None:
         """End the prefill of a response, if there is one, without waiting."""
         self._waiting.pop((tenant, response_id), None)
-        task = self._tasks.get((tenant, response_id))
+        task = self.tasks.get((tenant, response_id))
         if task is not None:
             _cancel(task)
 
     async def close(self) -> None:
         self._waiting.clear()
-        tasks = list(self._tasks.values())
+        tasks = list(self.tasks.values())
         for task in tasks:
             _cancel(task)
         if tasks:
@@ -120,14 +121,14 @@ class Prefills:
             else:
                 log.exception("a prefill failed unexpectedly")
             forget_frames(error)
-        del self._tasks[key]  # before ``ended``, which may start the next one
+        del self.tasks[key]  # before ``ended``, which may start the next one
         begun.ended(tokens)
 
     def _forget(self, key: _Key, task: asyncio.Task[None]) -> None:
-        if self._tasks.get(key) is task:
-            del self._tasks[key]
-        if self._waiting and len(self._tasks) < _MOST_RUNNING:
-            running = Counter(tenant for tenant, _ in self._tasks)
+        if self.tasks.get(key) is task:
+            del self.tasks[key]
+        if self._waiting and len(self.tasks) < _MOST_RUNNING:
+            running = Counter(tenant for tenant, _ in self.tasks)
             following = min(self._waiting, key=lambda each: running[each[0]])
             self._begin(following, self._waiting.pop(following))
 

@@ -16,6 +16,7 @@ from typing import Generic, Protocol, TypeVar
 from msgspec import UNSET
 
 from slipring.base.errors import ApiError, Unavailable
+from slipring.base.tenant_slots import TenantSlots
 from slipring.config.settings import Config
 from slipring.core.betas import NO_BETAS, Betas
 from slipring.core.byte_ledger import Ledger
@@ -30,7 +31,7 @@ from slipring.core.checks.policies import NoPolicies
 from slipring.core.ports import Mint, Ports
 from slipring.core.session.session import Session
 from slipring.engines.catalog import Catalog
-from slipring.engines.constraints.grammar_cache import Compiler
+from slipring.engines.constraints.grammar_compiler import Compiler
 from slipring.protocol.endpoints.reply_bodies import TraceCounts
 from slipring.safety.inspector import Inspector
 from slipring.sandbox.sandbox import Sandbox, SandboxLimits
@@ -59,8 +60,7 @@ from slipring.server.parking import Parking
 from slipring.server.peers import Peers
 from slipring.server.prefill_runner import Prefills
 from slipring.server.request_decoding import RequestDecoder
-from slipring.server.state_lookup import Source
-from slipring.server.tenant_slots import TenantSlots
+from slipring.server.state_lookup import Source, StateLookup
 from slipring.stores.store import Store
 
 log = logging.getLogger("slipring")
@@ -172,6 +172,9 @@ class Service:
         """How often a context was rendered in full although its parent was in memory, by reason."""
         self.lookups: Counter[Source] = Counter()
         """Where responses were found that turns continue, other than in the memory of their connection."""
+        responses = self.store.responses
+        self.stored_states = StateLookup(responses, self.lookups)
+        self.socket_states = StateLookup(responses, self.lookups, self.parking, self.peers)
         self.refusals: Counter[str] = Counter()
         """Requests and messages that were answered with an error and are no turns, by code."""
         self.draining = False

@@ -4,6 +4,7 @@ import hashlib
 import re
 import secrets
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -97,6 +98,7 @@ class Usage(Struct, frozen=True):
     images: int = 0
 
 
+# In the order of the fields of ``Key``.
 _COLUMNS = (
     "id, tenant, digest, created_at, name, models, requests_per_minute, tokens_per_day,"
     " images_per_minute, mcp_servers, mcp_tools, revoked_at"
@@ -122,22 +124,10 @@ _names = msgspec.json.Decoder(tuple[str, ...])
 
 
 def _key(row: Row) -> Key:
-    key_id, tenant, digest, created_at, name, models, *limits, servers, tools, revoked_at = row
-    requests, tokens, images = limits
-    return Key(
-        id=key_id,
-        tenant=tenant,
-        digest=digest,
-        created_at=created_at,
-        name=name,
-        models=_names.decode(models),
-        requests_per_minute=requests,
-        tokens_per_day=tokens,
-        images_per_minute=images,
-        mcp_servers=_names.decode(servers) if servers is not None else None,
-        mcp_tools=_names.decode(tools) if tools is not None else (),
-        revoked_at=revoked_at,
-    )
+    names = [None if packed is None else _names.decode(packed) for packed in (row[5], row[9], row[10])]
+    models, servers, tools = names
+    fields: list[Any] = [*row[:5], models or (), *row[6:9], servers, tools or (), row[11]]
+    return Key(*fields)
 
 
 class Keys:

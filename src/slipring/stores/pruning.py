@@ -4,6 +4,7 @@ store within its bounds.
 Safe while other writes run: foreign keys keep a row that a new response has come to refer to.
 """
 
+import asyncio
 from collections.abc import Callable, Iterable
 
 from slipring.stores.databases.database import Database, ForeignKeyViolated, Row, Statement
@@ -122,6 +123,8 @@ RETURNING 1
 _NODES = "DELETE FROM slipring_nodes WHERE seen_at <= $1 RETURNING 1"
 _NODE_EXPIRY_S = 86_400.0
 """A node that has not announced itself for this long is removed: a restarted one has a new id."""
+_STEP_ROWS, _PAUSE_S = 1000, 0.1
+"""How many rows of each kind one step removes at most, and the pause before the next."""
 _MAX_ATTEMPTS = 3
 _LOOKED_AT_PER_ROW = 10
 """Heads and pictures that are looked at for each row that may be removed."""
@@ -159,8 +162,14 @@ class Pruning:
         self._heads = _Slices("slipring_heads", "slipring_responses", "head")
         self._pictures = _Slices("slipring_pictures", "slipring_picture_uses", "digest")
 
-    async def prune(self, now: float, limit: int) -> int:
-        """Remove at most ``limit`` rows of each kind; return how many were removed."""
+    async def prune(self, now: float) -> None:
+        """Remove what can be removed, in small steps, with pauses for other writes."""
+        while await self.step(now):  # noqa: ASYNC110 - a pause, not a wait
+            await asyncio.sleep(_PAUSE_S)
+
+    async def step(self, now: float, limit: int = _STEP_ROWS) -> int:
+        """Remove at most ``limit`` rows of each kind, or a few times as many small ones; return how many were
+        removed. 0: nothing was found to remove for now."""
         return (
             await self._remove_chains(Statement(_EXPIRED, (int(now), limit, limit)))
             + await self._remove_unused(self._heads, _LOOKED_AT_PER_ROW * limit)

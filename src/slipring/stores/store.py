@@ -47,7 +47,7 @@ class Store:
         self.name = database.name
         self.is_shared = database.is_shared
         self._database = database
-        self._pruning = Pruning(database, max_bytes=max_bytes, tenant_max_bytes=tenant_max_bytes)
+        self.pruning = Pruning(database, max_bytes=max_bytes, tenant_max_bytes=tenant_max_bytes)
         expiry = Expiry(retention_s, clock)
         pictures = Pictures(database)
         self.responses = Responses(database, RecentStates(recent_bytes), expiry, positions, pictures)
@@ -104,11 +104,6 @@ class Store:
             if item is not None:
                 found[item_id] = item
         return found
-
-    async def prune(self, now: float, limit: int = 1000) -> int:
-        """Remove expired and deleted rows that no other row needs, at most ``limit`` of each kind, or a few
-        times as many small ones; return how many were removed. 0: nothing was found to remove for now."""
-        return await self._pruning.prune(now, limit)
 
 
 KNOWN = "memory, sqlite, sqlite:PATH, postgresql://…"

@@ -132,5 +132,5 @@ def test_the_carry_has_lists_and_open_requests() -> None:
     assert (after.approvals, after.answered) == ({}, {"mcpr_1": True})
     denied = hosted_items_in_context.denied(carry)
     assert (denied.approvals, denied.answered) == ({}, {"mcpr_1": False})
-    assert hosted_items_in_context.denied(denied) is denied
-    assert hosted_items_in_context.carried(carry, (user_message("hi"),)) is carry
+    assert hosted_items_in_context.denied(denied) == denied
+    assert hosted_items_in_context.carried(carry, (user_message("hi"),)) == carry

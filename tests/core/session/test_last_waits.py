@@ -238,7 +238,7 @@ def test_a_turn_may_end_at_any_wait(wait: str, end: str) -> None:
     assert connection.session.in_flight == 0 or end == "hang_up"
     assert not connection.session.turns._programs
     # Nothing stays charged or pinned, but for pieces of outputs that can still be continued.
-    growths = shared.growing_outputs._growths
+    growths = shared.growing_outputs.growing
     assert set(shared.charges._held) == set(growths.values())
     assert set(growths) <= {turn.output.response_id} & {state.id for state in connection.cache.states()}
     assert connection.server.requests.used_bytes == sum(each.size_bytes for each in growths.values())

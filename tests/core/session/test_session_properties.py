@@ -1466,17 +1466,17 @@ class Connections(RuleBasedStateMachine):
             held = session.shared.charges._held
             turns = session.running_and_queued() if peer.connection.close is None else []
             for turn in turns:
-                is_counted = not turn.asked.follows or turn not in session.shared.successors._in_input
+                is_counted = not turn.asked.follows or turn not in session.shared.successors.in_input
                 taken = turn.asked.size_bytes if is_counted else 0
                 assert held.get(turn, 0) >= taken, "a request is not counted"
             steers = [turn.steers for turn in turns if turn.steers is not None]
             if turns:
-                steers += session.shared.successors._in_input.values()
-            steers += session.shared.successors._waiting.values()
+                steers += session.shared.successors.in_input.values()
+            steers += session.shared.successors.waiting.values()
             assert {each: each.size_bytes for each in steers} == {
                 holder: size for holder, size in held.items() if isinstance(holder, Steers)
             }
-            growing = session.shared.growing_outputs._growths.values()
+            growing = session.shared.growing_outputs.growing.values()
             assert held.keys() <= {*turns, *steers, *growing}, "a request is counted after its end"
             pinned = session.shared.charges._pinned
             assert pinned.keys() <= held.keys(), "a state is pinned after the end of its turn"

@@ -35,7 +35,7 @@ from slipring.engines.chat.messages import Writer
 from slipring.engines.chat.options import ChatOptions, read_options
 from slipring.engines.chat.request_body import EMPTY, Request, Written, toolbox, write_request
 from slipring.engines.chat.returned_fields import Details
-from slipring.engines.remote.admission_and_retries import Retryable
+from slipring.engines.remote.retries_and_breaker import Retryable
 from slipring.protocol.items import CALL_OF_OUTPUT, Item, short_id
 from slipring.protocol.tools import Offer, Toolset
 from tests.core.connection import PLAIN
@@ -420,7 +420,7 @@ def test_an_address_without_a_path_gets_v1(text: str, url: str) -> None:
         ("model=m", "needs the address of a server"),
         ("http://a,max_tokens_field=n", "must be max_tokens or max_completion_tokens"),
         ("http://a,images=yes", "must be true or false"),
-        ("http://a,think_tags=maybe", "must be false or true or opened"),
+        ("http://a,think_tags=maybe", "must be false, true or opened"),
         ("http://a,what=1", "unknown option 'what'"),
     ],
 )
@@ -1037,8 +1037,7 @@ def test_halves_of_characters_are_not_collected() -> None:
     answer = ChatAnswer(Written(WRITER, WRITER.extend(None, ()), BOX))
     for number in range(100):
         answer.read([b'{"x%d":"\\ud83d","choices":[{"delta":{"content":"\\ud83d"}}]}' % number])
-    assert answer._odd_chunks is not None
-    assert len(answer._odd_chunks.halves) == 2
+    assert len(answer._halves) == 2
 
 
 @pytest.mark.parametrize(
@@ -1105,7 +1104,7 @@ def test_calls_in_other_forms() -> None:
     function = {"name": ["get_", "weather"], "arguments": {"city": "Rome"}}
     assert content_of(delta_of(tool_calls={"index": 0.0, "id": 1.5, "function": function})) == [
         EXPECTED["get_weather"],
-        CallArguments('{"city": "Rome"}'),
+        CallArguments('{"city":"Rome"}'),
         CallEnded(),
     ]
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec import Raw
 
 from slipring.core.chain.head import Head
 from slipring.engines.chat.messages import Writer
@@ -103,7 +102,7 @@ WRITER = Writer()
 
 
 def field(text: str) -> ReturnedFields:
-    return ReturnedFields(extra_content=Raw(json.dumps(text).encode()))
+    return ReturnedFields(extra_content=json.dumps(text).encode())
 
 
 def written(kept: KeptFields | None, writer: Writer = WRITER) -> Written:

@@ -16,7 +16,7 @@ from slipring.base.errors import InvalidRequest, UnsupportedParameter
 from slipring.core.chain.head import Head
 from slipring.core.generation import Job, Settings
 from slipring.engines.constraints import answer_constraint, llama_grammar
-from slipring.engines.constraints.grammar_cache import IN_THREAD
+from slipring.engines.constraints.grammar_compiler import IN_THREAD
 from slipring.engines.constraints.llama_grammar import constrains_calls
 from slipring.prompts.parsing.output_format import OutputFormat
 from slipring.prompts.templates.template_renderer import TemplateRenderer

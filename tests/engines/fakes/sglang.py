@@ -19,7 +19,6 @@ from typing import Any, ClassVar, Literal
 from aiohttp import web
 
 from slipring.engines.sglang.engine import SglangEngine
-from slipring.engines.tokens.session_server import SessionServerOptions
 from tests.engines.fakes.server import Refuse, Stop
 from tests.engines.fakes.tokens import (
     CONTEXT,
@@ -46,7 +45,6 @@ class FakeSglang(FakeTokenServer):
     """SGLang with SmolLM2's vocabulary."""
 
     maker = SglangEngine
-    known_options = SessionServerOptions
     path = "/generate"
     prompt_field = "input_ids"
 

@@ -14,7 +14,8 @@ from typing import Any, ClassVar
 
 from aiohttp import web
 
-from slipring.engines.tokens.token_server import TokenServer, TokenServerOptions
+from slipring.engines.tokens.server_options import TokenServerOptions
+from slipring.engines.tokens.token_server import TokenServer
 from tests.engines.fakes.server import (
     PATIENT,
     Call,

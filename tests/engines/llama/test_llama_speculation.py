@@ -162,7 +162,7 @@ def test_a_pool_of_drafts_is_not_shared_by_workers(models: dict[str, SharedModel
 
 @pytest.mark.parametrize(
     ("text", "why"),
-    [("spec=ngram", "must be one of"), ("http://127.0.0.1:1,spec=ngram-mod", "embedded engine only")],
+    [("spec=ngram", "must be ngram-simple, "), ("http://127.0.0.1:1,spec=ngram-mod", "embedded engine only")],
 )
 def test_unknown_speculation_is_refused(text: str, why: str) -> None:
     with pytest.raises(StartupError, match=why):

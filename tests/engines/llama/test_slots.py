@@ -15,11 +15,11 @@ from msgspec import structs
 from slipring.base.errors import ApiError, Unavailable
 from slipring.core.chain.head import Head
 from slipring.core.generation import Capabilities, Delta, Finished, Job, Model, Prefill, Settings
+from slipring.engines.job_queue import JobQueue
 from slipring.engines.llama.api import Api, Chunk, Progress
 from slipring.engines.llama.engine import LlamaEngine
 from slipring.engines.llama.saved_contexts import MIN_TOKENS, SavedContexts
 from slipring.engines.llama.slots import Slot, SlotRequest, Slots
-from slipring.engines.remote.admission_and_retries import JobQueue
 from slipring.engines.remote.streamed_answer import Consumer
 from slipring.engines.shared_engines import Host
 from slipring.engines.tokens.sampling import Sampling

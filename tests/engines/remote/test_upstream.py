@@ -10,8 +10,8 @@ import pytest
 from aiohttp import web
 
 from slipring.base.errors import InvalidRequest, RateLimited, ServerError, StartupError
-from slipring.engines.remote.admission_and_retries import Retryable
 from slipring.engines.remote.http_failures import BadStatus, TimedOut, Unreachable, Unreadable
+from slipring.engines.remote.retries_and_breaker import Retryable
 from slipring.engines.remote.upstream import Upstream, UpstreamOptions, read_key
 from slipring.engines.remote.upstream_errors import refusal, startup_errors, without_secret
 from tests.engines.remote.test_http_client import Collected, serving

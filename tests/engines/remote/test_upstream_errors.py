@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipring.base.errors import ApiError, InvalidRequest, NotFound, RateLimited, ServerError
-from slipring.engines.remote.admission_and_retries import GatewayFailed, RequestFailed, Retryable
+from slipring.engines.remote.retries_and_breaker import GatewayFailed, RequestFailed, Retryable
 from slipring.engines.remote.upstream_errors import read_error, refusal, reported
 
 GEMINI = [

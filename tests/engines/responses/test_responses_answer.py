@@ -28,7 +28,7 @@ from slipring.core.generation import (
     UpstreamItemEvent,
     UpstreamItemStarted,
 )
-from slipring.engines.remote.admission_and_retries import Retryable
+from slipring.engines.remote.retries_and_breaker import Retryable
 from slipring.engines.responses.answer import ResponsesAnswer
 from slipring.engines.responses.events import decode_event
 from slipring.engines.responses.reported_errors import ContextLost, LanesUnsupported

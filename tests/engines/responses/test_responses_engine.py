@@ -684,7 +684,7 @@ async def test_requests_are_posted_for_a_while_after_an_upgrade_that_failed(
         fake.refuses_upgrade = None
         engine = server.server.catalog.engines[0]
         assert isinstance(engine, ResponsesEngine)
-        monkeypatch.setattr(engine, "_posts_until", 0.0)
+        monkeypatch.setattr(engine._pool, "_posts_until", 0.0)
         assert (await socket.response(**ASK))["status"] == "completed"
         assert (fake.upgrades, len(fake.peers)) == (2, 1)
 
@@ -769,7 +769,7 @@ def test_addresses() -> None:
     [
         ("", "needs the address of a server"),
         ("model=x", "needs the address of a server"),
-        ("http://h,transport=pigeon", "'transport' must be one of auto, websocket, sse"),
+        ("http://h,transport=pigeon", "'transport' must be auto, websocket or sse"),
         ("http://h,max_sockets=3", "'max_sockets' must not be less than 'max_jobs'"),
         ("http://h,nonsense=1", "unknown option 'nonsense'"),
     ],

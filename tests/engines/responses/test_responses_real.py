@@ -165,4 +165,4 @@ async def test_llama_server_is_served_by_its_own_responses_api(
         second = await socket.response(input="Another?", previous_response_id=first["id"], **GREEDY)
         assert text_of(second)
         assert second["usage"]["input_tokens"] > first["usage"]["total_tokens"]
-        assert engine._posts
+        assert engine._pool._posts

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from slipring.engines.scheduling.loop_schedule import Need, Rules, Turn
-from slipring.engines.scheduling.replica_schedules import ReplicaSchedules
+from slipring.engines.scheduling.replica_placement import ReplicaSchedules
 
 
 @dataclass(eq=False)

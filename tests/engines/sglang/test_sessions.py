@@ -13,7 +13,7 @@ from typing import Any, Literal
 import pytest
 
 from slipring.base.errors import StartupError
-from slipring.engines.remote.admission_and_retries import Admission
+from slipring.engines.remote.retries_and_breaker import Admission
 from slipring.engines.sglang.engine import SglangEngine
 from slipring.engines.tokens import sessions
 from slipring.engines.tokens.sessions import Sessions

@@ -14,7 +14,7 @@ from msgspec import Raw, structs
 from slipring.base.errors import StartupError, TooExpensive
 from slipring.core.chain.head import Head
 from slipring.core.generation import Accepted, Begun, Delta, Finished, Job, Prefill, Settings, Text
-from slipring.engines.constraints.grammar_cache import Compiler
+from slipring.engines.constraints.grammar_compiler import Compiler
 from slipring.engines.simulated.engine import SimulatedEngine
 from slipring.engines.simulated.options import SimulatedOptions, read_options
 from slipring.protocol.items import user_message

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from slipring.engines.catalog import open_engine
-from slipring.engines.tokens.session_server import SessionServer
 from slipring.engines.tokens.token_server import TokenServer
 from slipring.protocol.definitions import Grammar
 from tests.engines.fitting import fits
@@ -280,11 +279,11 @@ async def test_a_client_that_leaves_leaves_nothing_behind(kind: str) -> None:
 
 
 @asynccontextmanager
-async def with_sessions(kind: str, **options: str) -> AsyncIterator[tuple[Running, SessionServer]]:
+async def with_sessions(kind: str, **options: str) -> AsyncIterator[tuple[Running, TokenServer]]:
     """slipring in front of a server, with further options of the engine."""
     where = ",".join([os.environ.get(f"SLIPRING_TEST_{kind.upper()}", ""), *map("=".join, options.items())])
     engine = open_engine(f"{kind}:{where}")
-    assert isinstance(engine, SessionServer)
+    assert isinstance(engine, TokenServer)
     async with serve(engine) as server:
         if options.get("sessions") != "off" and engine.sessions is None:
             pytest.skip("the server has no sessions")

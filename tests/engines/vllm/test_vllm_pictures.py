@@ -9,6 +9,7 @@ import pytest
 
 from slipring.base.errors import StartupError
 from slipring.commands.inspection.model_source import open_source
+from slipring.engines.vllm.engine import VllmEngine
 from slipring.engines.vllm.pictured_requests import content_parts
 from tests.engines.fakes.server import Call, Refuse, Say, Stop
 from tests.engines.fakes.vllm_pictures import (
@@ -201,9 +202,8 @@ async def test_the_operator_decides_whether_a_model_sees() -> None:
     blind.script(Say(("One.",)), Stop())
     async with served(blind, images="on") as server, server.connect() as socket:
         assert text_of(await socket.response(input=ONE)) == "One."
-    with pytest.raises(StartupError, match="images"):
-        async with served(FakeSeeingVllm(), images="maybe"):
-            pass
+    with pytest.raises(StartupError, match="'images' must be auto, on or off"):
+        VllmEngine.from_options("http://127.0.0.1:9,images=maybe")
 
 
 async def test_inspect_says_how_pictures_get_to_a_model(seeing_path: str, tiny_path: str) -> None:

@@ -12,8 +12,12 @@ from typing import Any
 
 import msgspec
 
-from slipring.mcp import HttpServer, McpFailure, Reach, ToolList, parse_url
+from slipring.mcp.failures import McpFailure
 from slipring.mcp.pool import Pool
+from slipring.mcp.protocol.tools import ToolList
+from slipring.mcp.servers import HttpServer
+from slipring.mcp.transports.address_policy import Reach
+from slipring.mcp.url_policy import parse_url
 
 
 async def list_only(pool: Pool, server: HttpServer, tools: ToolList) -> None:

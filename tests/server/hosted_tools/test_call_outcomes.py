@@ -8,10 +8,11 @@ import msgspec
 import pytest
 
 from slipring.core.attachment_rules import AttachmentRules
+from slipring.core.checks.policies import Check, Policy
 from slipring.core.generation import Capabilities
 from slipring.core.limits import Limits
-from slipring.mcp import Redaction, ToolResult
-from slipring.mcp.protocol.tools import read_result
+from slipring.mcp.protocol.tools import ToolResult, read_result
+from slipring.mcp.redaction import Redaction
 from slipring.protocol.hosted.hosted_items import ToolError, error_text
 from slipring.protocol.pictures.item_pictures import base64_of
 from slipring.server.hosted_tools.call_outcomes import outcome_of
@@ -155,7 +156,7 @@ def test_a_model_that_sees_gets_the_images_of_a_result_after_its_text():
     for rules in (
         None,
         AttachmentRules(Capabilities(), Limits()),
-        AttachmentRules(Capabilities(images=True), Limits(), "guard"),
+        AttachmentRules(Capabilities(images=True), Limits(), Policy((Check("guard", on_images="closed"),))),
     ):
         blind = outcome_of(result, NOTHING, 1000, rules)
         assert (blind.output, blind.pictures) == ("a\n[image: image/png, not shown]\nb", ())

@@ -8,7 +8,8 @@ from slipring.base.errors import StartupError
 from slipring.config.settings import Config
 from slipring.config.tables import HeaderVariable, McpRegistration
 from slipring.core.limits import Limits
-from slipring.mcp import HttpServer, Reach, StdioServer
+from slipring.mcp.servers import HttpServer, StdioServer
+from slipring.mcp.transports.address_policy import Reach
 from slipring.protocol.hosted.mcp_tools import McpTool
 from slipring.server.hosted_tools.permitted_servers import Registry, ServerRefused, Target
 from slipring.stores.keys import Key

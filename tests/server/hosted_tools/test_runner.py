@@ -12,7 +12,7 @@ from aiohttp import web
 from slipring.base.errors import ExternalConnectorError, InvalidRequest
 from slipring.core.hosted.tools import CallOutcome, CallProgress, ResolvedServer
 from slipring.core.limits import Limits
-from slipring.mcp import Credential, StdioServer
+from slipring.mcp.servers import Credential, StdioServer
 from slipring.observation import metric_table as table
 from slipring.protocol.hosted.hosted_items import HttpError, ProtocolError
 from slipring.protocol.hosted.mcp_tools import McpTool, ToolHints

@@ -15,7 +15,7 @@ from slipring.core.limits import Limits
 from slipring.protocol.turn_report import Stage, TokenCounts, TurnReport
 from slipring.server.access.auth import Caller
 from slipring.server.observation.ended_turns import EndedTurn, Origin
-from slipring.server.observation.turn_log import LineFormatter, TerminalFormatter, TurnLine, write
+from slipring.server.observation.turn_log import TerminalFormatter, TurnLine, write
 from slipring.server.process.runtime import set_up_logging
 from slipring.stores.keys import Key, Token
 from tests.api import Api
@@ -150,15 +150,6 @@ def test_lines_are_short_on_a_terminal_only(stream: io.StringIO, monkeypatch: py
 def test_the_terminal_formatter_leaves_other_records_as_configured() -> None:
     record = logging.LogRecord("slipring", logging.INFO, __file__, 1, "hello %s", ("you",), None)
     assert TerminalFormatter("%(name)s: %(message)s").format(record) == "slipring: hello you"
-
-
-def test_lines_have_the_time_of_their_own_second() -> None:
-    line = "%(asctime)s %(message)s"
-    ours, plain = LineFormatter(line), logging.Formatter(line)
-    for created in (1000.25, 1000.75, 1001.0, 1000.5):
-        record = logging.LogRecord("slipring", logging.INFO, __file__, 1, "hello", (), None)
-        record.created, record.msecs = created, created % 1 * 1000
-        assert ours.format(record) == plain.format(record)
 
 
 async def test_completed_and_refused_turns_have_a_line_without_content(lines: list[str]) -> None:

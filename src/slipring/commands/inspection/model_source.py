@@ -31,7 +31,6 @@ from slipring.engines.tokens.rendering_options import (
     variables_option,
 )
 from slipring.engines.tokens.sampling import Sampling
-from slipring.engines.tokens.session_server import SessionServer
 from slipring.engines.tokens.token_server import TokenServer
 from slipring.prompts.tokenization.token_budget import UNLIMITED, TokenBudget
 from slipring.prompts.tokenization.tokenizer import Tokenizer, UnknownVocabulary, Vocabulary
@@ -228,8 +227,7 @@ async def _open_server(text: str) -> AsyncIterator[ModelSource]:
     assert isinstance(engine, TokenServer)
     try:
         vocabulary, info = await engine.connect()
-        if isinstance(engine, SessionServer):
-            await engine.ask_for_sessions()
+        await engine.ask_for_sessions()
         yield ModelSource(
             name=engine.served.name,
             engine=engine.name,

@@ -101,11 +101,6 @@ def opened(items: Sequence[Item], results: Mapping[str, Item] | None = None) -> 
     ``results``: by the id of the approval request, what approved calls returned whose ``mcp_call`` items are
     not among the items.
     """
-    for item in items:
-        if item.opened is not None or item.type in HOSTED:
-            break
-    else:
-        return tuple(items)  # almost always
     bare = tuple(map(_without_outputs, items))
     if not any(item.type in HOSTED for item in bare):
         return bare
@@ -244,8 +239,6 @@ def _is_of_same_step(item: Item) -> bool:
 def carried(before: Carry, items: Sequence[Item]) -> Carry:
     """The carry after the hosted items among these: their lists, the approvals that are still open, and how
     the others were answered."""
-    if HOSTED.isdisjoint([item.type for item in items]):
-        return before
     lists, list_ids, approvals = dict(before.lists), dict(before.list_ids), dict(before.approvals)
     answered: dict[str, bool] = {}
     for item in items:
@@ -270,7 +263,5 @@ def carried(before: Carry, items: Sequence[Item]) -> Carry:
 
 def denied(carry: Carry) -> Carry:
     """The carry when the context goes on without an answer to the open requests: they count as denied."""
-    if not carry.approvals:
-        return carry
     answered = {**carry.answered, **dict.fromkeys(carry.approvals, False)}
     return structs.replace(carry, approvals={}, answered=answered)

@@ -81,7 +81,7 @@ def join(
     With ``complete``, a response will be generated next, so every required call must have its output.
     ``definitions`` collects grammars and bounds schemas; None for items that were accepted before.
     """
-    before = _with_pictures(hosted_items_in_context.carried(before, items), items)
+    before = _with_hosted_items_and_pictures(before, items)
     types = {item.type for item in items}
     if types.isdisjoint(_RELEVANT):
         if complete:
@@ -126,11 +126,13 @@ def after_output(carry: Carry, output: tuple[Item, ...], *, cut_off: bool = Fals
         for item in output
         if item.call_id is not None and item.type in _CALLS
     }
-    carry = _with_pictures(hosted_items_in_context.carried(carry, output), output)
+    carry = _with_hosted_items_and_pictures(carry, output)
     return structs.replace(carry, open_calls={**carry.open_calls, **calls}) if calls else carry
 
 
-def _with_pictures(carry: Carry, items: tuple[Item, ...]) -> Carry:
+def _with_hosted_items_and_pictures(carry: Carry, items: tuple[Item, ...]) -> Carry:
+    if not hosted_items_in_context.HOSTED.isdisjoint([item.type for item in items]):
+        carry = hosted_items_in_context.carried(carry, items)
     bearing = [item for item in in_context(items) if may_have_images(item)]
     if not bearing:
         return carry

@@ -12,7 +12,7 @@ from slipring.protocol.items import (
     opened_with,
 )
 
-_SEALED = frozenset({"compaction", "compaction_summary", "reasoning"})
+TYPES = frozenset({"compaction", "compaction_summary", "reasoning"})
 """Types of items that may be sealed."""
 
 
@@ -38,13 +38,11 @@ class Seal(Protocol):
 def opened(items: tuple[Item, ...], seal: Seal, tenant: str, where: str = "input") -> tuple[Item, ...]:
     """Decrypt the sealed items that are not open yet. Raises ``InvalidEncryptedContent``, with a param below
     ``where``."""
-    if _SEALED.isdisjoint([item.type for item in items]) or all(_blob(item) is None for item in items):
-        return items
     return tuple(_open(item, seal, tenant, f"{where}[{index}]") for index, item in enumerate(items))
 
 
 def _blob(item: Item) -> str | None:
-    if item.opened is not None or item.type not in _SEALED:
+    if item.opened is not None or item.type not in TYPES:
         return None
     body = item.body()
     if isinstance(body, Compaction):

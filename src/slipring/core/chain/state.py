@@ -75,6 +75,17 @@ class Carry(Struct, frozen=True):
     attached: tuple[str, ...] = ()
     """What the context has beside texts, as ``attachments`` says, in order."""
 
+    @property
+    def has_attachments(self) -> bool:
+        """Whether the context has images or files."""
+        return bool(self.pictures or self.attached)
+
+    @property
+    def without_hosted_items(self) -> "Carry":
+        """The carry of a response whose hosted tools another server has run: its lists and approvals mean
+        nothing to this one, which may run those of a later turn."""
+        return structs.replace(self, lists={}, list_ids={}, approvals={})
+
 
 class Position(Protocol):
     """An engine's own state of a context, from which it continues. Opaque to the core."""

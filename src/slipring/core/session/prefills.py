@@ -127,7 +127,7 @@ class _Growth:
 class GrowingOutputs:
     """The growing outputs of one connection, by response."""
 
-    __slots__ = ("_charges", "_growths", "_is_on", "_lanes", "_limits", "_models", "_tenant")
+    __slots__ = ("_charges", "_is_on", "_lanes", "_limits", "_models", "_tenant", "growing")
 
     def __init__(
         self,
@@ -145,7 +145,8 @@ class GrowingOutputs:
         self._limits = limits
         self._charges = charges
         self._models = models
-        self._growths: dict[str, _Growth] = {}
+        self.growing: dict[str, _Growth] = {}
+        """By response id."""
 
     def take(self, piece: ToolOutputPiece, cache: ConnectionCache) -> list[Action]:
         """Handle a piece: a prefill may begin, or the piece is refused."""
@@ -157,8 +158,8 @@ class GrowingOutputs:
             return [Send([_failed_event(piece, refusal, turn, lane)]), *self.end_unreachable(cache)]
         if not self._is_on:
             return []
-        ended = [] if piece.target in self._growths else self.end_unreachable(cache)
-        growth = self._growths.setdefault(piece.target, _Growth())
+        ended = [] if piece.target in self.growing else self.end_unreachable(cache)
+        growth = self.growing.setdefault(piece.target, _Growth())
         if not growth.accepts(piece.call_id):
             return ended
         if piece.is_last:
@@ -178,13 +179,13 @@ class GrowingOutputs:
         if not self._is_on or between_steps.foreseen_job(turn) is None:
             return []
         response_id = turn.output.response_id
-        self._growths.setdefault(response_id, _Growth()).is_due = True
+        self.growing.setdefault(response_id, _Growth()).is_due = True
         return self.advance(response_id, cache)
 
     def advance(self, response_id: str, cache: ConnectionCache) -> list[Action]:
         """Begin a prefill if the response has ended or paused and its outputs have grown enough since the
         last one, or others come before them in the context now."""
-        growth = self._growths.get(response_id)
+        growth = self.growing.get(response_id)
         if growth is None or growth.running is not None or growth.has_failed:
             return []
         turn = self._lanes.find(response_id)
@@ -203,7 +204,7 @@ class GrowingOutputs:
 
     def prefilled(self, ended: StartPrefill, tokens: int | None, cache: ConnectionCache) -> list[Action]:
         """The engine has prefilled so many tokens; None: it failed. The next prefill may begin."""
-        growth = self._growths.get(ended.response_id)
+        growth = self.growing.get(ended.response_id)
         if growth is None or growth.running is not ended:
             return []
         growth.running = None
@@ -215,7 +216,7 @@ class GrowingOutputs:
 
     def end(self, response_id: str | None) -> list[Action]:
         """The response is continued, or has failed: forget its outputs."""
-        growth = self._growths.pop(response_id, None) if response_id is not None else None
+        growth = self.growing.pop(response_id, None) if response_id is not None else None
         if growth is None:
             return []
         self._charges.release(growth)
@@ -223,12 +224,12 @@ class GrowingOutputs:
 
     def end_unreachable(self, cache: ConnectionCache) -> list[Action]:
         """Forget the outputs of responses that can have no more pieces: each lane has one that can."""
-        gone = [each for each in self._growths if not self._is_reachable(each, cache)]
+        gone = [each for each in self.growing if not self._is_reachable(each, cache)]
         return [action for response_id in gone for action in self.end(response_id)]
 
     def end_all(self) -> list[Action]:
         """The connection is closed."""
-        return [action for response_id in list(self._growths) for action in self.end(response_id)]
+        return [action for response_id in list(self.growing) for action in self.end(response_id)]
 
     def _is_reachable(self, response_id: str, cache: ConnectionCache) -> bool:
         is_latest = response_id in cache and cache.is_latest(response_id)
@@ -237,7 +238,7 @@ class GrowingOutputs:
     def _fail(self, response_id: str) -> None:
         """Prefill nothing more for a response, and keep nothing for it."""
         self.end(response_id)
-        self._growths[response_id] = failed = _Growth()
+        self.growing[response_id] = failed = _Growth()
         failed.has_failed = True
 
     def _foreseen(

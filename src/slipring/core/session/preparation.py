@@ -21,6 +21,7 @@ from slipring.core.chain import (
     sealed_items,
 )
 from slipring.core.chain.head import Head
+from slipring.core.chain.hosted_items_in_context import HOSTED
 from slipring.core.chain.input_items import OpenCarry
 from slipring.core.chain.state import Carry, ResponseState
 from slipring.core.chain.state_cache import ConnectionCache
@@ -28,7 +29,7 @@ from slipring.core.checks.inspected_texts import definition_text
 from slipring.core.checks.policies import NO_POLICY, Policy, policy_of_turn
 from slipring.core.generation import Job, Model
 from slipring.core.limits import Limits
-from slipring.core.session.actions import Load, Loaded, ReadDocuments
+from slipring.core.session.actions import FetchImages, Load, Loaded, ReadDocuments, Work
 from slipring.core.session.session_state import SessionState
 from slipring.core.turn import response_object
 from slipring.core.turn.compaction import TRIGGER, Compaction, read_plan
@@ -45,7 +46,9 @@ from slipring.core.turn.turn import Turn
 from slipring.core.turn.turn_checks import TurnChecks
 from slipring.core.turn.turn_values import UNPLANNED, Bound, Draft, Inserted, Planned, Prepared
 from slipring.protocol.definitions import Definitions
-from slipring.protocol.items import Item
+from slipring.protocol.endpoints.translated_messages import NOTHING_KNOWN
+from slipring.protocol.hosted.tool_types import CLIENT_TYPES
+from slipring.protocol.items import Item, may_have_images
 from slipring.protocol.requests import TEXT, CreateRequest
 from slipring.protocol.responses import ConversationEcho, Response
 from slipring.protocol.tools import ToolChoice, merged
@@ -69,11 +72,14 @@ def look_up(turn: Turn, shared: SessionState) -> tuple[Bound, Load | None]:
     as far as the connection knows it, and a ``Load`` for the rest; None if nothing is missing and the driver
     need not be asked."""
     request, parent, cache = turn.asked.request, turn.asked.parent, shared.cache
-    items = request.read_items(shared.ports.items.of(turn.asked.tenant))
+    previous, inserted = request.previous_response_id, Inserted()
+    # What follows a response in its chain is new.
+    known = shared.ports.items.of(turn.asked.tenant) if previous is None else NOTHING_KNOWN
+    items = request.read_items(known)
     request.input = UNSET  # decoded and copied: release the frame
     conversation_id = read_conversation(request)
-    items, inserted = shared.successors.add_steers(turn, items)
-    previous = request.previous_response_id
+    if turn.asked.follows or shared.successors.waiting:
+        items, inserted = shared.successors.add_steers(turn, items)
     if parent is None and previous is not None:
         parent = cache.find(previous)
     if parent is not None:
@@ -119,12 +125,23 @@ def bind(turn: Turn, known: Bound, loaded: Loaded, shared: SessionState) -> Boun
 # Prepare.
 
 
-def remote_images(turn: Turn, shared: SessionState) -> tuple[str, ...]:
-    """The URLs of images in the input, unless the engine's server resolves them or none may be fetched."""
-    sees = shared.models.find(turn.asked.request.model).capabilities
-    if not shared.ports.fetches_images or not sees.images or sees.resolves_urls:
-        return ()
-    return fetched_images.remote_urls(turn.bound.input)
+def unopened_attachments(turn: Turn, shared: SessionState) -> Iterator[Work[tuple[Item, ...]]]:
+    """The work that opens images and documents of the input, piece by piece: the second is found after the
+    first is done. Images are fetched by their URLs unless the engine's server does that or none may be;
+    documents are read for a model that takes no files. Raises ``ApiError`` if something beside documents is
+    refused: afterwards, their pages stand there."""
+    if not any(map(may_have_images, turn.bound.input)):
+        return
+    model = shared.models.find(turn.asked.request.model)
+    sees, ports = model.capabilities, shared.ports
+    fetches = ports.fetches_images and sees.images and not sees.resolves_urls
+    if fetches and (urls := fetched_images.remote_urls(turn.bound.input)):
+        yield FetchImages(turn, turn.bound.input, urls)
+    reads = ports.reads_documents and not sees.files
+    if reads and any(any(read_documents.placed(item)) for item in turn.bound.input):
+        rules = AttachmentRules(sees, shared.limits, _policy(turn, shared, model))
+        rules.refuse_beside_documents(turn.bound.input)
+        yield ReadDocuments(turn, turn.bound.input, rules.shows_pages, sees.image_roles)
 
 
 def with_added(turn: Turn, shared: SessionState, items: tuple[Item, ...]) -> Bound:
@@ -138,20 +155,6 @@ def with_added(turn: Turn, shared: SessionState, items: tuple[Item, ...]) -> Bou
 
 def _size(items: tuple[Item, ...]) -> int:
     return sum(item.size_bytes for item in items)
-
-
-def unread_documents(turn: Turn, shared: SessionState) -> ReadDocuments | None:
-    """Reads the documents of the input, for a model that takes no files; None if there are none, or none can
-    be read. Raises ``ApiError`` if something beside them is refused: afterwards, their pages stand there."""
-    model = shared.models.find(turn.asked.request.model)
-    if not shared.ports.reads_documents or model.capabilities.files:
-        return None
-    if not any(any(read_documents.placed(item)) for item in turn.bound.input):
-        return None
-    rules = AttachmentRules.of(model.capabilities, shared.limits, _policy(turn, shared, model))
-    rules.refuse_beside_documents(turn.bound.input)
-    roles = model.capabilities.image_roles
-    return ReadDocuments(turn, turn.bound.input, rules.shows_pages, roles)
 
 
 def prepare(turn: Turn, shared: SessionState) -> tuple[Prepared, Planned]:
@@ -175,17 +178,20 @@ def prepare(turn: Turn, shared: SessionState) -> tuple[Prepared, Planned]:
     if generates and parent is None:
         require_something(request, items)
     definitions = new_definitions(shared.limits, shared.ports.ignored_tools)
-    carry, calls = _read_input(turn, items, definitions, complete=generates and not alone)
+    items, carry, calls = _read_input(turn, model, items, definitions, complete=generates and not alone)
     settings = read_settings(request, carry, model, definitions, detached=asked.detached)
     policy = checks.policy if checks is not None else NO_POLICY
-    rules = AttachmentRules.of(model.capabilities, shared.limits, policy)
-    rules.refuse_unseen(hosted.input)
-    rules.refuse_context(carry)
-    hosted.accept_unanswered_tools(definitions, model)
+    rules = AttachmentRules(model.capabilities, shared.limits, policy)
+    if carry.has_attachments:
+        rules.refuse_unseen(items)
+        rules.refuse_context(carry)
+    if model.is_upstream:  # its server answers such tools, or makes calls of them that the client answers
+        ignored = shared.ports.ignored_tools | CLIENT_TYPES
+        definitions.ignored_tools = None if model.runs_hosted_tools else ignored
     passes_on = hosted.upstream_tools is not None
     choice = (ToolChoice.passed_on if passes_on else ToolChoice.read)(request.tool_choice)
     brought = definitions.copy() if hosted.awaited else definitions
-    draft = Draft(response_id, model, settings, choice, compaction, brought, rules)
+    draft = Draft(response_id, model, items, settings, choice, compaction, brought, rules)
     open_carry = OpenCarry(carry)
     planned = UNPLANNED
     if hosted.awaited:
@@ -205,14 +211,16 @@ def _read_items(turn: Turn, shared: SessionState) -> tuple[Model, TurnChecks | N
     """The model of a turn, its checks, and the items of its input: sealed items opened, and placeholders for
     what the checks have refused before."""
     asked, bound, ports = turn.asked, turn.bound, shared.ports
-    items = sealed_items.opened(bound.input, ports.seal, asked.tenant)
+    items = bound.input
+    if not sealed_items.TYPES.isdisjoint([item.type for item in items]):
+        items = sealed_items.opened(items, ports.seal, asked.tenant)
     model = shared.models.find(asked.request.model)
     policy = _policy(turn, shared, model)
     if not policy.checks:
         return model, None, items
     checks = TurnChecks(policy, ports.verdicts, asked.tenant)
     digests = dict(zip(map(id, asked.request.items), asked.request.content_digests, strict=True))
-    return model, checks, checks.withhold(bound.parent, items, digests)
+    return model, checks, checks.items.withhold(bound.parent, items, digests)
 
 
 def _policy(turn: Turn, shared: SessionState, model: Model) -> Policy:
@@ -223,18 +231,24 @@ def _policy(turn: Turn, shared: SessionState, model: Model) -> Policy:
 
 
 def _read_input(
-    turn: Turn, items: tuple[Item, ...], definitions: Definitions, *, complete: bool
-) -> tuple[Carry, HostedCalls | None]:
-    """Read the input, and offer the hosted tools of the request. Returns the carry of the context with the
-    input, and the hosted calls of the response if it may make any. ``complete``: one will be generated."""
+    turn: Turn, model: Model, items: tuple[Item, ...], definitions: Definitions, *, complete: bool
+) -> tuple[tuple[Item, ...], Carry, HostedCalls | None]:
+    """Read the input, and offer the hosted tools of the request. Returns the input as the model reads it, the
+    carry of the context with it, and the hosted calls of the response if it may make any. ``complete``: one
+    will be generated."""
     request, hosted, before = turn.asked.request, turn.hosted, input_items.carried(turn.bound.parent)
-    hosted.read_input(before, items, complete=complete)
+    read = items
+    are_hosted = before.approvals or any(item.opened is not None or item.type in HOSTED for item in items)
+    if are_hosted and not model.runs_hosted_tools:
+        read = hosted.read_input(before, items, complete=complete)
     carry = input_items.join(before, items, complete=complete, definitions=definitions)
-    if complete:
+    if complete and carry.approvals:
         carry = hosted_items_in_context.denied(carry)
-    if (offered := hosted.offer(request, carry)) is None:
-        return carry, None
-    return carry, HostedCalls(offered.tools, request.max_tool_calls, frozenset(request.include or ()))
+    offers = hosted.servers or hosted.builtins or hosted.approved
+    if not offers or (offered := hosted.offer(request, carry)) is None:
+        return read, carry, None
+    calls = HostedCalls(offered.tools, request.max_tool_calls, frozenset(request.include or ()))
+    return read, carry, calls
 
 
 def _new_response(turn: Turn, draft: Draft, head: Head, now: float) -> Response:
@@ -299,7 +313,7 @@ def _plan(
         model=draft.model,
         head=head,
         parent=continued,
-        input=turn.new_input(),
+        input=turn.new_input(draft.input),
         offer=draft.choice.offer(merged(head.tools.callables, carry.tools)),
         settings=draft.settings,
         generate=not request.warms_up,
@@ -327,7 +341,7 @@ def _continued(turn: Turn, draft: Draft, shared: SessionState) -> ResponseState 
     """
     # What approved calls return will be part of the context, and is not known yet. Another Responses server
     # keeps reasoning that no item contains, so its contexts are never known by their items.
-    bound, request, model, items = turn.bound, turn.asked.request, draft.model, turn.hosted.input
+    bound, request, model, items = turn.bound, turn.asked.request, draft.model, draft.input
     is_known = not turn.hosted.approved and not model.is_upstream
     if bound.parent is not None:
         if is_known:

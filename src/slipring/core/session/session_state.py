@@ -85,7 +85,7 @@ class SessionState:
     def begin_due(self, turn: Turn) -> None:
         """Begin the inspections and the hosted calls of a turn that can begin now."""
         if turn.checks is not None:
-            self.actions += [Inspect(turn, each) for each in turn.checks.due()]
+            self.actions += [Inspect(turn, each) for each in turn.checks.gate.take_due()]
         if turn.has_due_calls:
             self.actions += [CallTool(turn, call) for call in turn.take_due_calls()]
 

@@ -30,7 +30,7 @@ _ANSWERS = frozenset({*CALL_OF_OUTPUT, "mcp_approval_response"})
 class Successors:
     """The accepted steers of one connection, and the turns that they lead to."""
 
-    __slots__ = ("_charges", "_in_input", "_limits", "_models", "_ports", "_size_bytes", "_waiting")
+    __slots__ = ("_charges", "_limits", "_models", "_ports", "_size_bytes", "in_input", "waiting")
 
     def __init__(self, limits: Limits, ports: Ports, models: Models, charges: Charges) -> None:
         self._charges = charges
@@ -38,9 +38,9 @@ class Successors:
         self._ports = ports
         self._models = models
         self._size_bytes = 0
-        self._waiting: dict[str, Steers] = {}
+        self.waiting: dict[str, Steers] = {}
         """By response id: steers of ended responses that only the client can continue."""
-        self._in_input: dict[Turn, Steers] = {}
+        self.in_input: dict[Turn, Steers] = {}
         """Steers in the input of turns whose responses are not created yet."""
 
     def steer(self, steer: Steer, turn: Turn, refusing: ApiError | None) -> Event:
@@ -59,41 +59,38 @@ class Successors:
         return accepted
 
     def after(
-        self, turn: Turn, state: ResponseState | None, refusing: ApiError | None
+        self, turn: Turn, steers: Steers, state: ResponseState | None, refusing: ApiError | None
     ) -> tuple[list[Event], Turn | None]:
         """Use the steers of an ended turn: returns events about them, or the turn that follows.
 
         ``state``: the response's state, None if it failed. ``refusing``: why no response may follow.
         """
-        steers = turn.take_steers()
-        if steers is None:
-            return [], None
         if state is None:
             why = "The response has failed."
             return self._fail(steers, "response_not_active", why, is_blocked=turn.is_blocked), None
         if refusing is not None:
             return self._fail_successor(steers, refusing), None
         if steering.requires_input(state):
-            self._waiting[steers.response_id] = steers
+            self.waiting[steers.response_id] = steers
             return steers.pending(steering.required_input(state.output, state.carry)), None
         return [], self._successor(turn, state, steers)
 
     def add_steers(self, turn: Turn, sent: tuple[Item, ...]) -> tuple[tuple[Item, ...], Inserted]:
         """The input of a turn, with the waiting steers of its parent: after the outputs, which models expect
         right after their calls, and before what the client says next. Warmups leave them waiting."""
-        steers = self._in_input.get(turn)
+        steers = self.in_input.get(turn)
         if steers is None and not turn.asked.request.warms_up:
             steers = self._take(turn)
         if steers is None:
             return sent, Inserted()
-        self._in_input[turn] = steers
+        self.in_input[turn] = steers
         at = max((index + 1 for index, item in enumerate(sent) if item.type in _ANSWERS), default=0)
         inserted = Inserted(len(steers.items), at, "previous_response_id")
         return sent[:at] + steers.items + sent[at:], inserted
 
     def commit(self, turn: Turn) -> None:
         """A response is created: the steers in its input are part of it now."""
-        if (steers := self._in_input.pop(turn, None)) is not None:
+        if (steers := self.in_input.pop(turn, None)) is not None:
             self._size_bytes -= steers.size_bytes
             self._charges.hand_over(steers, turn)
 
@@ -101,22 +98,22 @@ class Successors:
         """A turn has failed: returns the steers in its input, and those that wait for a continuation of its
         parent, which the cache may have lost with this failure."""
         emitted: list[Event] = []
-        for steers in (self._in_input.pop(turn, None), None if turn.asked.follows else self._take(turn)):
+        for steers in (self.in_input.pop(turn, None), None if turn.asked.follows else self._take(turn)):
             emitted += self._fail_successor(steers, error) if steers is not None else []
         return emitted
 
     def return_all(self, error: ApiError) -> list[Event]:
         """The connection ends: returns all steers that wait for a continuation."""
-        waiting = list(self._waiting.values())
-        self._waiting.clear()
+        waiting = list(self.waiting.values())
+        self.waiting.clear()
         return [event for steers in waiting for event in self._fail_successor(steers, error)]
 
     def _take(self, turn: Turn) -> Steers | None:
         """Remove and return the waiting steers of a turn's parent, if the turn is on the parent's lane."""
-        steers = self._waiting.get(turn.asked.request.previous_response_id or "")
+        steers = self.waiting.get(turn.asked.request.previous_response_id or "")
         if steers is None or steers.lane != turn.asked.lane:
             return None
-        return self._waiting.pop(steers.response_id)
+        return self.waiting.pop(steers.response_id)
 
     def _successor(self, turn: Turn, state: ResponseState, steers: Steers) -> Turn:
         """A turn with the request of the one before it, except for parent and input."""
@@ -129,7 +126,7 @@ class Successors:
         )
         successor = Turn(asked, self._ports, Stages(self._ports.clock))
         successor.hosted.follow(turn.hosted)
-        self._in_input[successor] = steers
+        self.in_input[successor] = steers
         return successor
 
     def _require_steerable(self, turn: Turn, steer: Steer, refusing: ApiError | None) -> None:

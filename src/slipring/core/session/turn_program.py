@@ -28,7 +28,6 @@ from slipring.core.session.actions import (
     CompileGrammars,
     Counted,
     CountTokens,
-    FetchImages,
     Flush,
     Generate,
     ListTools,
@@ -112,11 +111,8 @@ class TurnProgram:
         turn.stages.lap("resolve")
         with preparation.in_clients_terms(turn.bound.inserted):
             await self._resolve_tools()
-            if urls := preparation.remote_images(turn, shared):
-                fetched = await FetchImages(turn, turn.bound.input, urls)
-                turn.bound = preparation.with_added(turn, shared, fetched)
-            if (read := preparation.unread_documents(turn, shared)) is not None:
-                turn.bound = preparation.with_added(turn, shared, await read)
+            for work in preparation.unopened_attachments(turn, shared):
+                turn.bound = preparation.with_added(turn, shared, await work)
             turn.prepared, turn.planned = preparation.prepare(turn, shared)
             if not shared.counts_only:
                 preparation.inspect(turn)
@@ -127,13 +123,13 @@ class TurnProgram:
 
     async def _resolve_tools(self) -> None:
         """Look up the hosted tools of the request, unless the turn before it has."""
-        turn, hosted = self.turn, self.turn.hosted
-        if hosted.is_read:
+        turn, hosted, request = self.turn, self.turn.hosted, self.turn.asked.request
+        known, model = turn.bound.known_head, self._shared.models.find(request.model)
+        are_clients = known is not None and known.tools.are_clients and known.has_tools_of(request)
+        if are_clients or hosted.is_read:
             return
-        request = turn.asked.request
-        model = self._shared.models.find(request.model)
-        hosted.read_servers(request, model.hosted_tools, turn.bound.known_head)
-        if hosted.must_resolve:
+        hosted.read_servers(request, model.hosted_tools)
+        if hosted.servers or hosted.builtins:
             found = await ResolveTools(turn, hosted.servers, frozenset(tool.kind for tool in hosted.builtins))
             hosted.resolve(found.servers, found.answers)
 
@@ -218,7 +214,7 @@ class TurnProgram:
         self._shared.begin_due(turn)
         if checks is not None and checks.holds_work(is_call=is_call):
             try:
-                while checks.holds_input:
+                while checks.gate.holds_input:
                     await waits.VERDICTS_ON_INPUT
             except CutShort:
                 between_steps.withdraw(turn)
@@ -233,9 +229,9 @@ class TurnProgram:
             shared.send(emitted)
             if job is not None:
                 return job
-        if checks is not None and not checks.is_settled:
+        if checks is not None and not checks.gate.is_settled:
             shared.begin_due(turn)
-            while not checks.is_settled:
+            while not checks.gate.is_settled:
                 await waits.VERDICTS_ON_ANSWER
         if turn.planned.steps is None:
             return None
@@ -363,10 +359,11 @@ class TurnProgram:
         shared.charges.release(turn)
         if state is not None:
             shared.remember(turn, state)
-        about_steers, successor = shared.successors.after(
-            turn, state if not ended.has_failed else None, shared.lifetime.refusal
-        )
-        shared.send(about_steers)
+        successor: Turn | None = None
+        if (steers := turn.take_steers()) is not None:
+            followed, refusal = state if not ended.has_failed else None, shared.lifetime.refusal
+            about_steers, successor = shared.successors.after(turn, steers, followed, refusal)
+            shared.send(about_steers)
         shared.record(turn, report)
         if successor is None:
             shared.lanes.release(turn)
@@ -391,7 +388,8 @@ class TurnProgram:
 
     def _end_growth(self, response_id: str | None) -> None:
         """A response is continued, or has ended: nothing is prefilled for it any more."""
-        self._shared.actions += self._shared.growing_outputs.end(response_id)
+        if self._shared.growing_outputs.growing:
+            self._shared.actions += self._shared.growing_outputs.end(response_id)
 
     def release(self) -> None:
         """Let go of all that a turn without a response holds, and let the next one of its lane run. If the

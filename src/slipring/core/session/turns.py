@@ -118,14 +118,15 @@ class Turns:
         if turn.is_created or not turn.asked.follows:
             shared.send(turn.broken_end(error))
         shared.send(shared.successors.return_steers(turn, error))
-        shared.send(shared.successors.after(turn, None, error)[0])
+        if (steers := turn.take_steers()) is not None:
+            shared.send(shared.successors.after(turn, steers, None, error)[0])
 
     def _after(self, turn: Turn, successor: Turn | None) -> None:
         """A turn has ended: begin its successor and whatever may run now."""
         shared, ended = self._shared, turn.ended
         if successor is not None:
             self._begin(successor)
-        if turn.response is not None:
+        if turn.response is not None and shared.growing_outputs.growing:
             shared.actions += shared.growing_outputs.end_unreachable(shared.cache)
         self.advance()
         if ended is not None and (state := ended.state) is not None:
@@ -199,7 +200,9 @@ class Turns:
     def emitter(self, work: Generate, deliver: Deliver) -> Emit:
         """What an engine emits the deltas of a job to. Their events are delivered at once, not as actions:
         they are as many as the tokens of an answer."""
-        return delivery.emitter(work.turn, work, deliver, self._shared.successors.commit)
+        turn, successors = work.turn, self._shared.successors
+        begin = successors.commit if turn in successors.in_input else None
+        return delivery.emitter(turn, work, deliver, begin)
 
     # What happens beside the work of a turn.
 

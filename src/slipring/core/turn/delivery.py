@@ -24,9 +24,9 @@ Deliver = Callable[[list[Event]], Awaitable[None] | None]
 """Delivers events to a client; returns an awaitable if the next ones have to wait for it."""
 
 
-def emitter(turn: Turn, work: Wait[Any], deliver: Deliver, begin: Callable[[Turn], None]) -> Emit:
-    """What takes the deltas of a job, and delivers their events. ``begin`` is called before the first
-    ones of the turn. Deltas of a job that the turn no longer waits for have no effect."""
+def emitter(turn: Turn, work: Wait[Any], deliver: Deliver, begin: Callable[[Turn], None] | None) -> Emit:
+    """What takes the deltas of a job, and delivers their events. ``begin`` is called before the first ones of
+    the turn. Deltas of a job that the turn no longer waits for have no effect."""
     progress = turn.progress
     # What delivers the events of a watched turn waits for more than the client.
     is_watched = turn.is_watched
@@ -38,7 +38,8 @@ def emitter(turn: Turn, work: Wait[Any], deliver: Deliver, begin: Callable[[Turn
         if progress.has_begun:
             emitted = feed(turn, deltas)
         else:
-            begin(turn)
+            if begin is not None:
+                begin(turn)
             emitted = accept(turn, deltas)
         waiting = deliver(emitted)
         return waiting if waiting is None or is_watched else turn.stages.while_client_reads(waiting)
@@ -110,7 +111,7 @@ def _feed_gate(turn: Turn, checks: TurnChecks, deltas: list[Delta]) -> list[Even
         deltas = turn.progress.read(deltas)
         if turn.progress.is_prefilled:
             checks.begin_answer()
-    return _release(turn, checks, checks.feed(deltas))
+    return _release(turn, checks, checks.gate.feed(deltas))
 
 
 def judge(turn: Turn, inspection: Inspection, verdicts: Sequence[Sequence[Verdict]]) -> list[Event]:

@@ -88,7 +88,7 @@ def _diagnostics(turn: Turn, finished: Finished) -> CacheDiagnostics | UnsetType
         head=turn.head,
         settings=prepared.draft.settings,
         parent=turn.bound.parent,
-        input=turn.hosted.input,
+        input=turn.input,
     )
     processed = cache_diagnostics.Processed(
         accepted=turn.progress.accepted or Accepted(),
@@ -169,9 +169,9 @@ def _may_be_kept(turn: Turn, error: ApiError) -> bool:
         return False
     if checks is None:
         return True
-    if checks.error is not None or checks.holds_input:
+    if checks.error is not None or checks.gate.holds_input:
         return False
-    return checks.is_settled or not _has_called(turn)
+    return checks.gate.is_settled or not _has_called(turn)
 
 
 def _new_state(
@@ -184,8 +184,10 @@ def _new_state(
     parent = turn.bound.parent if compaction is None or not compaction.is_done else None
     # Without the appends that were held and have just been returned.
     latest = tuple(items[output.since :])
-    carry = turn.hosted.carry_on(input_items.after_output(prepared.carry.settled, latest, cut_off=cut_off))
-    if (accepted := turn.progress.accepted) is not None and accepted.pictures is not None:
+    carry = input_items.after_output(prepared.carry.settled, latest, cut_off=cut_off)
+    if prepared.draft.model.runs_hosted_tools:
+        carry = carry.without_hosted_items
+    if carry.pictures and (accepted := turn.progress.accepted) is not None and accepted.pictures is not None:
         carry = input_items.with_pictures_read(carry, accepted.pictures, latest)
     prepared.carry.replace(carry, len(output.finished))
     state = ResponseState(
@@ -210,10 +212,10 @@ def _new_state(
 
 def _opened(turn: Turn, items: list[Item]) -> tuple[Item, ...]:
     """Output items, of which those of hosted tools stand for what the model has seen of them."""
-    if turn.hosted.is_upstream:
-        return tuple(items)
     hosted = turn.output.hosted
-    return hosted_items_in_context.opened(items, hosted.approved_results if hosted is not None else None)
+    if hosted is None:
+        return tuple(items)
+    return hosted_items_in_context.opened(items, hosted.approved_results)
 
 
 def remember(turn: Turn, state: ResponseState, now: float) -> None:

@@ -110,7 +110,7 @@ class Turn:
     def input(self) -> tuple[Item, ...]:
         """The items that the request adds to its context: as its model reads them, once it is valid."""
         if self.prepared is not None:
-            return self.hosted.input
+            return self.prepared.draft.input if self.hosted.input is None else self.hosted.input
         return self.bound.input or self.asked.request.read
 
     @property
@@ -153,10 +153,11 @@ class Turn:
 
     # Before the engine starts.
 
-    def new_input(self) -> tuple[Item, ...]:
-        """The input of the first job: what its parent left unread, and the request's items."""
+    def new_input(self, items: tuple[Item, ...]) -> tuple[Item, ...]:
+        """The input of the first job: what its parent left unread, and the request's items, as the model
+        reads them."""
         left = self.bound.parent.unread if self.bound.parent is not None else ()
-        return (*left, *in_context(self.hosted.input[self.recognition.items :]))
+        return (*left, *in_context(items[self.recognition.items :]))
 
     @property
     def is_listing(self) -> bool:
@@ -166,7 +167,7 @@ class Turn:
     @property
     def yields_while_listing(self) -> bool:
         """Whether a response that waits for lists of tools ends for its steers: its input has passed."""
-        is_settled = self.checks is None or self.checks.is_settled
+        is_settled = self.checks is None or self.checks.gate.is_settled
         return self.lists is not None and self.steers is not None and is_settled
 
     @property
@@ -217,7 +218,7 @@ class Turn:
         """The response without instructions, tools and format, if these have not passed."""
         assert self.prepared is not None
         response, checks = self.prepared.response, self.prepared.checks
-        holds = is_blocked or (checks is not None and checks.holds_definitions)
+        holds = is_blocked or (checks is not None and checks.gate.holds_definitions)
         return response_object.without_definitions(response) if holds else response
 
     def emit(self, emit: Emission) -> None:
@@ -225,12 +226,12 @@ class Turn:
         if self.checks is None:
             emit()
         else:
-            self.checks.hold(emit)
+            self.checks.gate.hold(emit)
             self.emit_passed()
 
     def emit_passed(self) -> None:
         """Emit what has passed of what was held."""
-        for emit in self.checks.take_emissions() if self.checks is not None else ():
+        for emit in self.checks.gate.take_emissions() if self.checks is not None else ():
             emit()
 
     def open_lists(self) -> list[Event]:
@@ -274,7 +275,7 @@ class Turn:
         answered = hosted_items_in_context.denied(prepared.carry.current).answered
         prepared.carry.replace(input_items.join(Carry(answered=answered), items, complete=False))
         if prepared.checks is not None:
-            prepared.checks.add(items)
+            prepared.checks.items.add(items, is_sealed=True)
         self.emit(partial(self.output.close_compaction, items, self.conceal(items)))
         emitted = self.output.take_events()
         self.stages.lap("compact")

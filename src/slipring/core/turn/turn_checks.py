@@ -1,6 +1,6 @@
 """The checks of one turn: its gate, the items that it inspects, and what their verdicts lead to."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from msgspec import Struct, structs
 
@@ -54,33 +54,27 @@ class TurnChecks:
     """The gate of a turn, with what goes through it besides the engine's deltas."""
 
     __slots__ = (
-        "_gate",
         "_has_begun",
         "_has_lists",
         "_has_resumed",
-        "_items",
         "_tenant",
+        "gate",
         "is_held",
+        "items",
         "policy",
     )
 
     def __init__(self, policy: Policy, known: KnownVerdicts, tenant: str) -> None:
         self._tenant = tenant
         self.policy = policy
-        self._gate = Gate(policy)
-        self._items = InspectedItems(self._gate, known, tenant)
+        self.gate = Gate(policy)
+        """Holds the answer back, and what is emitted besides."""
+        self.items = InspectedItems(self.gate, known, tenant)
         self._has_begun = self._has_lists = self._has_resumed = False
         self.is_held = False
         """Whether the engine has begun its answer, and waits for the verdicts about the input."""
 
     # The input.
-
-    def withhold(
-        self, parent: ResponseState | None, items: tuple[Item, ...], digests: Mapping[int, bytes]
-    ) -> tuple[Item, ...]:
-        """The items of a request, with placeholders for what was refused before. ``digests``: of items whose
-        content was digested before, by ``id()``; the caller keeps these items alive."""
-        return self._items.withhold(parent, items, digests)
 
     def begin(
         self,
@@ -94,140 +88,80 @@ class TurnChecks:
         """Inspect what is new in the context. ``definitions``: what the model reads that neither head nor
         items contain. ``writes_json``: its answer is JSON to its reader. Raises an ``ApiError`` if something
         is known to be refused."""
-        self._gate.writes_json = writes_json
-        self._items.begin(parent, head, items, definitions)
+        self.gate.writes_json = writes_json
+        self.items.begin(parent, head, items, definitions)
         self._has_begun = True
 
     def add_list(self, label: str, tools: list[ListedTool], error: str | None) -> None:
         """Inspect a list of hosted tools that was fetched for the response. Raises as ``begin`` does."""
         self._has_lists = True
-        self._items.add_list(list_text(label, tools, error))
-
-    def add(self, items: Iterable[Item]) -> None:
-        """Inspect what the server has added to the context. Raises as ``begin`` does."""
-        self._items.add(items, is_sealed=True)
-
-    def append(self, items: Iterable[Item], called: Iterable[Item]) -> None:
-        """Inspect what the client has appended. ``called``: items with the calls that it answers. Raises as
-        ``begin`` does."""
-        self._items.append(items, called)
-
-    @property
-    def reads_context(self) -> bool:
-        """Whether verdicts about a result depend on the texts before it: on the step that made the call, and
-        on the results of earlier calls."""
-        return self._items.reads_context
-
-    def end_step(self, output: Iterable[Item]) -> None:
-        """A step has ended with this output."""
-        self._items.end_step(output)
+        self.items.add_list(list_text(label, tools, error))
 
     def resume(self, job: Job) -> None:
         """Inspect what the next step of a response adds to its context. Raises as ``begin`` does."""
         self._has_lists = False
         self._has_resumed = True
-        self._items.resume(job)
+        self.items.resume(job)
 
     # What is emitted besides the answer.
-
-    def hold(self, emit: Emission) -> None:
-        """Have something emitted once the input has passed."""
-        self._gate.hold(emit)
 
     def hold_result(self, emit: Emission, call: Item, item: Item, outcome: CallOutcome) -> None:
         """Have the result of a hosted call emitted once it has passed. ``call``, ``item``: the call and its
         output as the next step reads them."""
-        self._gate.hold(emit, self._items.of_result(call, item, outcome))
+        self.gate.hold(emit, self.items.of_result(call, item, outcome))
 
     def hold_message(self, emit: Emission, name: str, text: str) -> None:
         """Have something emitted once this text of a hosted tool has passed."""
-        self._gate.hold(emit, [Subject("input", "tool_output", text, name=name)])
-
-    def take_emissions(self) -> list[Emission]:
-        """What may be emitted now."""
-        return self._gate.take_emissions()
-
-    @property
-    def holds_definitions(self) -> bool:
-        """Whether instructions, tools or the format of the answer have not passed yet."""
-        return self._gate.holds_definitions
-
-    @property
-    def holds_input(self) -> bool:
-        """Whether nothing of the answer is released yet, because the input has not passed."""
-        return self._gate.holds_input
+        self.gate.hold(emit, [Subject("input", "tool_output", text, name=name)])
 
     @property
     def has_passed(self) -> bool:
         """Whether the whole input was inspected, and no check that may refuse it is still missing."""
-        return self._has_begun and not self._gate.holds_input
+        return self._has_begun and not self.gate.holds_input
 
     def holds_work(self, *, is_call: bool) -> bool:
         """Whether the engine must not get its job yet; or, with ``is_call``, no approved call may run. What
         MCP servers list, and what a further step reads, is read by no model before it has passed."""
-        if self._has_lists and self._gate.holds_definitions:
+        if self._has_lists and self.gate.holds_definitions:
             return True
-        return self._gate.holds_input and (is_call or self.is_before or self._has_resumed)
+        return self.gate.holds_input and (is_call or self.is_before or self._has_resumed)
 
     @property
     def is_before(self) -> bool:
         """Whether the engine must see nothing that has not passed."""
-        return any(check.before for check in self._gate.policy.checks)
+        return any(check.before for check in self.gate.policy.checks)
 
     # The output.
 
     @property
-    def has_due(self) -> bool:
-        """Whether inspections are to begin."""
-        return self._gate.has_due
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the engine should wait until a verdict arrives."""
-        return self._gate.is_full
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether no verdict is missing."""
-        return self._gate.is_settled
-
-    @property
     def is_cut(self) -> bool:
         """Whether the answer ends where it is."""
-        return self._gate.decision is not None and self._gate.decision.consequence == "cut"
+        return self.gate.decision is not None and self.gate.decision.consequence == "cut"
 
     @property
     def error(self) -> ApiError | None:
         """Why the turn fails; None if no check makes it fail."""
-        decision = self._gate.decision
+        decision = self.gate.decision
         return decision.error() if decision is not None and decision.consequence != "cut" else None
-
-    def due(self) -> list[Inspection]:
-        """The inspections to begin now."""
-        return self._gate.take_due()
 
     def begin_answer(self) -> None:
         """The engine begins its answer: it may have to wait for verdicts about the input."""
-        self.is_held = self._gate.holds_input
+        self.is_held = self.gate.holds_input
 
     def stops_holding(self) -> bool:
         """Whether the engine has waited for those verdicts until now."""
-        has_passed = self.is_held and not self._gate.holds_input
+        has_passed = self.is_held and not self.gate.holds_input
         self.is_held = self.is_held and not has_passed
         return has_passed
 
-    def feed(self, deltas: list[Delta]) -> list[Delta]:
-        """Deltas of the engine: returns those that are released now."""
-        return self._gate.feed(deltas)
-
     def remember(self, inspection: Inspection, verdicts: Sequence[Sequence[Verdict]]) -> None:
         """The verdicts of an inspection: they are known to later turns."""
-        self._items.judged(inspection.subjects, verdicts)
+        self.items.judged(inspection.subjects, verdicts)
 
     def judge(self, inspection: Inspection, verdicts: Sequence[Sequence[Verdict]]) -> list[Delta]:
         """The verdicts of an inspection: returns the deltas that are released now."""
         self.remember(inspection, verdicts)
-        return self._gate.judge(inspection.ticket, verdicts)
+        return self.gate.judge(inspection.ticket, verdicts)
 
     def ended(self, finished: Finished, *, may_refuse: bool) -> tuple[list[Delta], Finished]:
         """How an answer ends: further deltas, and its end. ``may_refuse``: it can end with a refusal.
@@ -235,7 +169,7 @@ class TurnChecks:
         The engine's position does not fit an answer that was cut: it covers what was not released. Neither
         does a stop sequence: the answer ends before it was reached.
         """
-        decision = self._gate.decision
+        decision = self.gate.decision
         if decision is None:
             return [], finished
         finished = structs.replace(
@@ -250,39 +184,39 @@ class TurnChecks:
     @property
     def moderation(self) -> ResponseModeration:
         """What the checks have found, for the response object."""
-        return self._gate.report.moderation(self._gate.policy)
+        return self.gate.report.moderation(self.gate.policy)
 
     @property
     def input_ms(self) -> float:
         """How long the input was inspected."""
-        return self._gate.report.input_ms
+        return self.gate.report.input_ms
 
     @property
     def flagged_by(self) -> tuple[str, ...]:
         """The checks that have flagged something, or had flagged before what is withheld now."""
-        flagging = (finding.check for finding in self._gate.report.findings)
-        return tuple(dict.fromkeys((*flagging, *self._gate.report.withheld)))
+        flagging = (finding.check for finding in self.gate.report.findings)
+        return tuple(dict.fromkeys((*flagging, *self.gate.report.withheld)))
 
     @property
     def withheld(self) -> dict[str, int]:
         """By check: how many items of the input are withheld because of it."""
-        return dict(self._gate.report.withheld)
+        return dict(self.gate.report.withheld)
 
     def verdicts(self, parent: ResponseState | None) -> NodeVerdicts:
         """What the response keeps of the verdicts about its items."""
-        policy = self._gate.policy
+        policy = self.gate.policy
         audits = any(check.mode == "audit" for check in policy.checks)
         # A check that gave no answer has inspected nothing.
-        digest = b"" if self._gate.unanswered("input", "output") else policy.digest
+        digest = b"" if self.gate.unanswered("input", "output") else policy.digest
         is_audited = audits or (parent is not None and parent.is_audited)
-        return NodeVerdicts(digest, self._gate.report.findings, is_audited)
+        return NodeVerdicts(digest, self.gate.report.findings, is_audited)
 
     def audit(self, state: ResponseState, *, is_stored: bool) -> Audit | None:
         """The response has ended: what remains to be inspected of it. What was cut is inspected again if a
         client sends it."""
         output = () if self.is_cut else state.output
-        subjects = tuple(self._items.completed(output))
+        subjects = tuple(self.items.completed(output))
         if not subjects:
             return None
-        inspection = Inspection(0, subjects, self._gate.policy, "audit")
-        return Audit(self._tenant, state, inspection, self._items, is_stored)
+        inspection = Inspection(0, subjects, self.gate.policy, "audit")
+        return Audit(self._tenant, state, inspection, self.items, is_stored)

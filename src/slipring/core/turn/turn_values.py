@@ -108,6 +108,8 @@ class Draft(Struct, frozen=True, eq=False):
 
     response_id: str
     model: Model
+    input: tuple[Item, ...]
+    """As the model reads it, but for the results of calls that it approves."""
     settings: Settings
     choice: ToolChoice
     compaction: Plan | None

@@ -1,25 +1,27 @@
 """Translates the chunks of a Chat Completions stream into deltas."""
 
 from collections.abc import Callable, Iterable
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
-from msgspec import UNSET, Raw, structs
+from msgspec import structs
 
 from slipring.base.errors import ApiError, ServerError
 from slipring.core.generation import Delta, Emit, Finished, Job, Prefilled, RefusalText, Text, Thought
 from slipring.engines.chat.call_assembly import CallAssembly
 from slipring.engines.chat.chunks import (
+    CallPiece,
     Choice,
     Chunk,
     ChunkDelta,
-    ContentPart,
     Usage,
+    is_error,
     read_logprobs,
+    text_of,
 )
-from slipring.engines.chat.odd_chunks import OddChunks, is_error
 from slipring.engines.chat.request_body import Written
 from slipring.engines.chat.returned_fields import NONE, Details, ReturnedAnswer, ReturnedFields, kept
+from slipring.engines.chat.split_characters import Halves, joined
 from slipring.engines.remote.streamed_answer import AnswerReader, SteeredCut
 from slipring.engines.remote.upstream_errors import reported
 from slipring.prompts.parsing.output_format import OutputFormat
@@ -50,6 +52,9 @@ _REASONS: dict[str, Reason] = {
 }
 """Finish reasons, in lower case, of answers that are complete or were cut off. After those in ``_FAILED`` an
 answer has failed. After any other it is complete if its calls are."""
+_OTHER_ERRORS = (b"[{", b'"')
+"""How errors in the place of a chunk begin that are no object: a list of objects, a text."""
+_HALF_CHARACTER = b"\\ud"
 _chunk = msgspec.json.Decoder(Chunk)
 _THINK_TAGS = OutputFormat(think_open="<think>", think_close="</think>")
 
@@ -68,8 +73,8 @@ class ChatAnswer:
             if think_tags != "false"
             else None
         )
-        self._odd_chunks: OddChunks | None = None
-        """Reads chunks of other forms; None until one has come."""
+        self._halves: Halves = {}
+        """Of characters that the last chunk has begun."""
         self._is_plain = self._parser is None and not logprobs
         """Whether text is emitted as it comes: nothing is parsed, attached to it or emitted before it."""
         self._begun = self._streams = False
@@ -91,7 +96,7 @@ class ChatAnswer:
                 self._take(payload, deltas)
         except ApiError as fault:
             return deltas, fault
-        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:  # msgspec's are of the first kind
             unreadable = ServerError("The engine's answer cannot be read.")
             unreadable.__cause__ = error
             unreadable.detail = str(error)
@@ -102,12 +107,9 @@ class ChatAnswer:
         """Add the deltas of a chunk. The answer begins with the first one that is not empty."""
         try:
             chunk = _chunk.decode(payload)
-            if self._odd_chunks is not None:
-                self._odd_chunks.halves = {}
+            self._halves = {}
         except msgspec.DecodeError as error:
-            if self._odd_chunks is None:
-                self._odd_chunks = OddChunks()
-            chunk = self._odd_chunks.read(payload, error)
+            chunk = self._recovered(payload, error)
         if chunk.error or (not chunk.choices and chunk.usage is None and is_error(payload)):
             raise reported(payload)
         if not self._begun:
@@ -121,6 +123,16 @@ class ChatAnswer:
         for choice in chunk.choices or ():
             if not choice.index:
                 self._take_choice(choice, deltas)
+
+    def _recovered(self, payload: bytes, error: msgspec.DecodeError) -> Chunk:
+        """A chunk that half of a character makes unreadable. Raises the error that comes in the place of one,
+        or ``error``."""
+        if isinstance(error, msgspec.ValidationError) and payload.startswith(_OTHER_ERRORS):
+            raise reported(payload) from None
+        if isinstance(error, msgspec.ValidationError) or _HALF_CHARACTER not in payload.lower():
+            raise error
+        whole, self._halves = joined(payload, self._halves)
+        return _chunk.decode(whole)
 
     def finish(self) -> list[Delta]:
         """End the stream and return the last deltas. Raises ``ServerError`` if no finish reason has come."""
@@ -180,7 +192,8 @@ class ChatAnswer:
             self._emit(self._content(delta), deltas)
         if delta.reasoning_details or delta.extra_content or delta.provider_specific_fields:
             self._keep(delta)
-        for piece in delta.tool_calls or ():
+        calls = delta.tool_calls or ()
+        for piece in (calls,) if isinstance(calls, CallPiece) else calls:
             self._is_plain = False
             deltas += self._calls.take(piece)
 
@@ -193,13 +206,15 @@ class ChatAnswer:
     def _position_left(self) -> Written:
         """The position, with what the server wants back with the answer."""
         joined = self._details.joined()
-        details = Raw(msgspec.json.encode(joined)) if joined else UNSET
+        details = msgspec.json.encode(joined) if joined else b""
         message = self._returned.updated(ReturnedFields(reasoning_details=details))
         returned = ReturnedAnswer(message, self._calls.returned).bounded()
         return structs.replace(self._position, returned=returned) if returned.size_bytes else self._position
 
-    def _read_reason(self, stated: str) -> Reason:
+    def _read_reason(self, stated: Any) -> Reason:
         """The reason that a server states. Raises ``ServerError`` if the answer has failed."""
+        if not isinstance(stated, str):
+            stated = msgspec.json.encode(stated).decode()
         name = stated.partition(":")[0].strip().lower()  # Gemini: "content_filter: RECITATION"
         known = _REASONS.get(name)
         if name in _FAILED or (known is None and not self._calls.are_complete):
@@ -215,20 +230,11 @@ class ChatAnswer:
         """The reasoning, text and refusal of a chunk."""
         thought = delta.thought
         deltas: list[Delta] = [Thought(thought)] if thought else []
-        if isinstance(delta.content, list):
-            deltas += [each for part in delta.content for each in self._part(part)]
-        elif delta.content:
-            deltas += self._text(delta.content)
-        if delta.refusal:
-            deltas.append(RefusalText(delta.refusal))
+        for text, is_thinking in delta.parts:
+            deltas += [Thought(text)] if is_thinking else self._text(text)
+        if refusal := text_of(delta.refusal):
+            deltas.append(RefusalText(refusal))
         return deltas
-
-    def _part(self, part: ContentPart) -> list[Delta]:
-        if part.thinking:
-            inner = part.thinking
-            thought = inner if isinstance(inner, str) else "".join(each.text or "" for each in inner)
-            return [Thought(thought)] if thought else []
-        return self._text(part.text) if part.text else []
 
     def _text(self, text: str) -> list[Delta]:
         deltas: list[Delta] = [Text(text)] if self._parser is None else self._parser.feed(text)

@@ -18,7 +18,7 @@ from msgspec import UNSET, Struct
 
 from slipring.base.errors import ServerError
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta
-from slipring.engines.chat.chunks import CallPiece
+from slipring.engines.chat.chunks import CallPiece, text_of
 from slipring.engines.chat.returned_fields import NONE, ReturnedFields, kept
 from slipring.prompts.parsing.calls.json_scanner import JsonScanner
 from slipring.protocol.tools import CallableTool
@@ -44,7 +44,7 @@ class _Call:
         *("pieces", "returned", "tool"),
     )
 
-    def __init__(self, id: str | int) -> None:
+    def __init__(self, id: str | float) -> None:
         self.id = id
         self.name = ""
         self.tool: CallableTool | None = None
@@ -105,7 +105,7 @@ class CallAssembly:
         """``names``: the tools that were sent, by the names that the model uses."""
         self._names = names
         self._calls: list[_Call] = []
-        self._at: dict[int | str, _Call] = {}
+        self._at: dict[float | str, _Call] = {}
         self._current = 0
         self._growing: _Call | None = None
         """The last call, if its arguments are emitted as they come."""
@@ -135,9 +135,9 @@ class CallAssembly:
             and self._at.get(piece.index) is growing
             and not growing.is_complete
             and piece.extra_content is UNSET
+            and type(text := function.arguments) is str
         ):
             # The hot path, once per token of a call: more arguments of the call that is being emitted.
-            text = function.arguments
             if not text:
                 return []
             growing.add(text)
@@ -145,7 +145,7 @@ class CallAssembly:
                 return self._advance()
             growing.emitted += 1
             return [CallArguments(text)]
-        name, text = (function.name or "", function.arguments or "") if function is not None else ("", "")
+        name, text = (text_of(function.name), function.arguments_json) if function is not None else ("", "")
         call = self._find(piece, name, text)
         if call is None:
             return []

@@ -1,51 +1,79 @@
-"""The chunks of a Chat Completions stream, as most servers send them."""
+"""The chunks of a Chat Completions stream.
+
+Servers differ from the API's form: content comes as an object, as a list of strings or as a number, a finish
+reason as `false`, arguments as an object, one call without a list around it. What they mean is taken, and
+nothing else of the answer is lost. Only the frame has to be right: choices are objects in a list, and deltas
+and calls are objects.
+"""
 
 from typing import Any
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from slipring.base.surrogates import repaired
 from slipring.engines.remote.streamed_answer import token_count
 from slipring.protocol.responses import Logprob, TopLogprob
 
+_DEEPEST = 4
+"""How many objects and lists may be around a text."""
+_TEXTS = ("text", "value", "content")
+"""The fields of an object that may be its text."""
+
+
+def text_of(value: Any, depth: int = 0) -> str:
+    """The text of a value: itself, that of an object, those of a list together; a number's digits."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    if depth == _DEEPEST:
+        return ""
+    if isinstance(value, list):
+        return "".join(text_of(each, depth + 1) for each in value)
+    if isinstance(value, dict):
+        return next(filter(None, (text_of(value.get(name), depth + 1) for name in _TEXTS)), "")
+    return ""
+
 
 class FunctionPiece(Struct, gc=False):
-    name: str | None = None
-    arguments: str | None = None
-    """A piece of the JSON text."""
+    name: Any = None
+    arguments: Any = None
+    """A piece of the JSON text; some servers send the object itself."""
+
+    @property
+    def arguments_json(self) -> str:
+        arguments = self.arguments
+        if arguments is None or isinstance(arguments, str):
+            return arguments or ""
+        return msgspec.json.encode(arguments).decode()
 
 
 class CallPiece(Struct, gc=False):
-    index: int | str | None = None
-    id: str | int | None = None
+    index: int | float | str | None = None
+    id: int | float | str | None = None
     function: FunctionPiece | None = None
     extra_content: Raw | UnsetType = UNSET
     provider_specific_fields: Raw | UnsetType = UNSET
 
 
-class ContentPart(Struct, gc=False):
-    """A part of content, for servers that send lists: text, or thinking that has parts itself."""
-
-    text: str | None = None
-    thinking: "str | list[ContentPart] | None" = None
-
-
 class ChunkDelta(Struct, gc=False):
-    content: str | list[ContentPart] | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
+    content: Any = None
+    """A text. Some servers send a list of parts: texts, and thinking that has parts itself."""
+    reasoning_content: Any = None
+    reasoning: Any = None
     reasoning_details: Any = None
-    refusal: str | None = None
-    tool_calls: list[CallPiece] | None = None
+    refusal: Any = None
+    tool_calls: list[CallPiece] | CallPiece | None = None
     extra_content: Raw | UnsetType = UNSET
     provider_specific_fields: Raw | UnsetType = UNSET
 
     @property
     def thought(self) -> str:
         """Reasoning, which servers send under different names, some under two at once."""
-        plain = self.reasoning_content or self.reasoning
+        plain = text_of(self.reasoning_content) or text_of(self.reasoning)
         if plain or not self.reasoning_details:
-            return plain or ""
+            return plain
         texts = (detail.get("text") or detail.get("summary") for detail in self.details)
         return "".join(text for text in texts if isinstance(text, str))
 
@@ -56,15 +84,28 @@ class ChunkDelta(Struct, gc=False):
         return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
 
     @property
+    def parts(self) -> list[tuple[str, bool]]:
+        """The texts of the content, each with whether it is thinking."""
+        found: list[tuple[str, bool]] = []
+        for part in self.content if isinstance(self.content, list) else (self.content,):
+            thinking = part.get("thinking") if isinstance(part, dict) else None
+            text, is_thinking = text_of(thinking or part), bool(thinking)
+            if found and found[-1][1] == is_thinking:
+                found[-1] = (found[-1][0] + text, is_thinking)
+            elif text:
+                found.append((text, is_thinking))
+        return found
+
+    @property
     def has_content(self) -> bool:
-        """Whether there is anything besides calls."""
+        """Whether there may be anything besides calls."""
         return bool(
             self.content or self.reasoning_content or self.reasoning or self.reasoning_details or self.refusal
         )
 
     @property
     def is_empty(self) -> bool:
-        return not (self.content or self.refusal or self.tool_calls or self.thought)
+        return not (self.tool_calls or self.thought or self.parts or text_of(self.refusal))
 
 
 class TokenLogprob(Struct, gc=False):
@@ -91,11 +132,12 @@ def read_logprobs(sent: Any) -> list[Logprob]:
 
 
 class Choice(Struct, gc=False):
-    index: int | None = 0
+    index: Any = 0
     delta: ChunkDelta | None = None
     message: ChunkDelta | None = None
     """The whole answer, of servers that do not stream."""
-    finish_reason: str | None = None
+    finish_reason: Any = None
+    """Why the answer has ended. Nothing is stated by `false`, `0` or an empty object."""
     logprobs: Any = None
 
     @property
@@ -129,3 +171,22 @@ class Chunk(Struct, gc=False):
     def is_empty(self) -> bool:
         """Whether it carries nothing: only the role, or a keep-alive."""
         return self.usage is None and all(choice.is_empty for choice in self.choices or ())
+
+
+class _BareError(Struct):
+    """What a payload without choices may be: an error that is not in a field of its own."""
+
+    object: Any = None
+    type: Any = None
+    message: Any = None
+    detail: Any = None
+    error_message: Any = None
+
+
+_bare_error = msgspec.json.Decoder(_BareError)
+
+
+def is_error(payload: bytes) -> bool:
+    """Whether a payload without choices is an error that is not in a field of its own."""
+    bare = _bare_error.decode(repaired(payload))
+    return "error" in (bare.object, bare.type) or bool(bare.message or bare.detail or bare.error_message)

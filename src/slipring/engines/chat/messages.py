@@ -5,12 +5,12 @@ exchange may still grow; everything before it is never encoded again. So a conte
 pieces and a tail, and the same items give the same bytes however they are spread over turns.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from slipring.base.errors import UnsupportedParameter
-from slipring.engines.chat.returned_fields import NONE, KeptFields, ReturnedAnswer, ReturnedFields
+from slipring.engines.chat.returned_fields import NONE, FieldsOfContext, KeptFields, ReturnedFields
 from slipring.prompts.tool_definitions import describe_found
 from slipring.protocol import wire
 from slipring.protocol.items import (
@@ -88,8 +88,6 @@ class History(Struct, frozen=True, eq=False):
     """The exchange that may still grow."""
     tail_json: bytes
     size_bytes: int
-    tail_fields: "_TailFields"
-    """What the server wants back with the messages of the tail."""
 
     def shared_bytes(self, earlier: "History") -> int:
         """The memory of ``earlier`` if this history continues it, else 0. Takes time proportional to the
@@ -110,41 +108,6 @@ class History(Struct, frozen=True, eq=False):
         return [*pieces, self.tail_json] if self.tail_json else pieces
 
 
-class _TailFields(Struct, frozen=True):
-    """What the server wants back with exchanges that may still be encoded again."""
-
-    messages: tuple[tuple[Item, ReturnedFields], ...] = ()
-    """Of messages, each with the first item of its answer."""
-    calls: Mapping[str, ReturnedFields] = {}
-    """By our ids of the calls."""
-
-    @property
-    def size_bytes(self) -> int:
-        calls = sum(fields.size_bytes for fields in self.calls.values())
-        return calls + sum(fields.size_bytes for _, fields in self.messages)
-
-    def of(self, items: Sequence[Item]) -> "_TailFields":
-        """Those of one exchange."""
-        if self is _NO_FIELDS:
-            return self
-        ids = {item.call_id for item in items}
-        return _TailFields(
-            tuple(each for each in self.messages if any(item is each[0] for item in items)),
-            {call_id: fields for call_id, fields in self.calls.items() if call_id in ids},
-        )
-
-    def message_of(self, items: Sequence[Item]) -> ReturnedFields:
-        """The fields of the message that these items are encoded as."""
-        found = NONE
-        for first, fields in self.messages:
-            if any(item is first for item in items):
-                found = found.updated(fields)
-        return found
-
-
-_NO_FIELDS = _TailFields()
-
-
 class Writer:
     """Encodes messages for one server. Histories of one writer cannot be extended by another."""
 
@@ -157,15 +120,13 @@ class Writer:
         items: Iterable[Item],
         *,
         answer: Sequence[Item] = (),
-        returned: ReturnedAnswer | None = None,
         kept: KeptFields | None = None,
     ) -> History:
         """Append an answer of the server and other items to a history; encodes only these, and the exchange
-        that they extend. ``returned``: what the server wants back with the answer. ``kept``: what it wants
-        back with answers among the items, if these are a context that is encoded again."""
+        that they extend. ``kept``: what the server wants back with the answers of the context."""
         tail = before.tail if before is not None else ()
         units = list(_units((*tail, *answer, *items)))
-        fields = _fields(before, answer, returned) if kept is None else _kept_fields(units, kept)
+        fields = FieldsOfContext.of(kept)
         written = [b""] * len(units)
         first = 0
         if before is not None and tail and len(units[0].items) == len(tail):
@@ -179,15 +140,14 @@ class Writer:
             pieces=tuple(filter(None, written[:-1] if ends_open else written)),
             tail=tuple(units[-1].items) if ends_open else (),
             tail_json=written[-1] if ends_open else b"",
-            size_bytes=own + fields.size_bytes + (before.size_bytes if before is not None else 0),
-            tail_fields=fields.of(units[-1].items) if ends_open else _NO_FIELDS,
+            size_bytes=own + (before.size_bytes if before is not None else 0),
         )
 
-    def _write(self, unit: "_Unit", fields: _TailFields) -> bytes:
+    def _write(self, unit: "_Unit", fields: FieldsOfContext) -> bytes:
         messages = self._exchange(unit, fields) if unit.is_exchange else list(_message(unit.bodies[0]))
         return wire.encode(messages)[1:-1]
 
-    def _exchange(self, unit: "_Unit", fields: _TailFields) -> list[_ChatMessage]:
+    def _exchange(self, unit: "_Unit", fields: FieldsOfContext) -> list[_ChatMessage]:
         """One assistant message and the outputs of its calls.
 
         Calls without an output in the exchange are left out, because servers refuse them: they were cut off,
@@ -204,7 +164,7 @@ class Writer:
             *self._assistant_message(
                 bodies,
                 [_tool_call(call, fields.calls.get(call.call_id, NONE)) for call in calls.values()],
-                fields.message_of(unit.items),
+                fields.of_message(unit.items),
             ),
             *(_tool_message(output) for output in outputs if output.call_id in calls),
             *(_late_output(output) for output in outputs if output.call_id not in calls),
@@ -228,9 +188,9 @@ class Writer:
                 content=text or (None if called else ""),
                 reasoning_content=thought or UNSET,
                 tool_calls=called or UNSET,
-                reasoning_details=fields.reasoning_details,
-                extra_content=fields.extra_content,
-                provider_specific_fields=fields.provider_specific_fields,
+                reasoning_details=_raw(fields.reasoning_details),
+                extra_content=_raw(fields.extra_content),
+                provider_specific_fields=_raw(fields.provider_specific_fields),
             )
 
 
@@ -288,26 +248,8 @@ def _image(part: InputImage) -> _ImagePart:
     return _ImagePart(_ImageUrl(plain_url(part.image_url or ""), part.detail or UNSET))
 
 
-def _fields(before: History | None, answer: Sequence[Item], returned: ReturnedAnswer | None) -> _TailFields:
-    """What the server wants back with the exchanges that are encoded: of the tail, and of an answer."""
-    earlier = before.tail_fields if before is not None else _NO_FIELDS
-    if returned is None or not returned.size_bytes or not answer:
-        return earlier
-    bodies = (item.body() for item in answer)
-    ids = [body.call_id for body in bodies if isinstance(body, _CALLS)]
-    calls = dict(zip(ids, returned.calls, strict=False))
-    return _TailFields((*earlier.messages, (answer[0], returned.message)), {**earlier.calls, **calls})
-
-
-def _kept_fields(units: Sequence[_Unit], kept: KeptFields) -> _TailFields:
-    """What the server wants back with the answers of a whole context."""
-    answers = list(kept.lineage())
-    by_id = {answer.first: answer.message for answer in answers if answer.first}
-    items = (item for unit in units for item in unit.items)
-    return _TailFields(
-        tuple((item, by_id[item.id]) for item in items if item.id in by_id),
-        {id: fields for answer in answers for id, fields in answer.calls.items()},
-    )
+def _raw(json: bytes) -> Raw | UnsetType:
+    return Raw(json) if json else UNSET
 
 
 def _tool_call(call: FunctionCall | CustomToolCall, fields: ReturnedFields) -> _ToolCall:
@@ -319,8 +261,8 @@ def _tool_call(call: FunctionCall | CustomToolCall, fields: ReturnedFields) -> _
     return _ToolCall(
         short_id(call.call_id),
         _Function(name, arguments),
-        extra_content=fields.extra_content,
-        provider_specific_fields=fields.provider_specific_fields,
+        extra_content=_raw(fields.extra_content),
+        provider_specific_fields=_raw(fields.provider_specific_fields),
     )
 
 

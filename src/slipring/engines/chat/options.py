@@ -6,15 +6,9 @@ is kept and goes with every request.
 
 from dataclasses import dataclass
 
-from slipring.base.errors import StartupError
 from slipring.engines.options import option, read_address, read_pairs
 from slipring.engines.remote.upstream import UpstreamOptions
-from slipring.engines.scheduling.priorities_and_hints import HINTS_MEANING, require_hints
-
-_CHOICES = {
-    "max_tokens_field": ("max_tokens", "max_completion_tokens"),
-    "think_tags": ("false", "true", "opened"),
-}
+from slipring.engines.scheduling.priorities_and_hints import hints_option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +25,9 @@ class ChatOptions(UpstreamOptions):
     )
     logprobs: bool = option(False, "whether the server supports logprobs")
     max_tokens_field: str = option(
-        "max_tokens", "the field that limits an answer's tokens: max_tokens or max_completion_tokens"
+        "max_tokens",
+        "the field that limits an answer's tokens: max_tokens or max_completion_tokens",
+        choices=("max_tokens", "max_completion_tokens"),
     )
     stream_usage: bool = option(True, "whether to request token counts (`stream_options`)")
     send_reasoning: bool = option(
@@ -41,6 +37,7 @@ class ChatOptions(UpstreamOptions):
         "false",
         "whether `<think>…</think>` in an answer's text is reasoning: false, true, or opened, for models"
         " whose prompt ends with `<think>`, so that answers begin with the thought itself",
+        choices=("false", "true", "opened"),
     )
     send_cache_key: bool = option(
         False, "whether to send `prompt_cache_key`: the affinity key, never the client's own"
@@ -48,7 +45,7 @@ class ChatOptions(UpstreamOptions):
     send_cache_salt: bool = option(
         False, "whether to send `cache_salt`, which separates tenants in vLLM's prefix cache"
     )
-    hints: str = option("", HINTS_MEANING)
+    hints: str = hints_option()
     warmup: bool = option(
         False, "whether a warmup sends the context, with a limit of one token, which is dropped"
     )
@@ -57,10 +54,4 @@ class ChatOptions(UpstreamOptions):
 def read_options(text: str) -> ChatOptions:
     """Parse what follows ``chat:``. Raises ``StartupError`` with one line."""
     address, pairs = read_address("chat", text, "http://127.0.0.1:11434/v1", path="/v1")
-    options = ChatOptions(**address._asdict(), **read_pairs("chat", ChatOptions, pairs))
-    require_hints("chat", options.hints)
-    for name, choices in _CHOICES.items():
-        if (value := getattr(options, name)) not in choices:
-            known = " or ".join(choices)
-            raise StartupError(f"--engine chat: option '{name}' must be {known}, not '{value}'")
-    return options
+    return ChatOptions(**address._asdict(), **read_pairs("chat", ChatOptions, pairs))

@@ -7,7 +7,7 @@ cannot be read, give None: the context is then sent without such fields.
 from hashlib import blake2b
 from itertools import takewhile
 
-from msgspec import UNSET, DecodeError, Raw, Struct, UnsetType, msgpack
+from msgspec import DecodeError, Struct, msgpack
 
 from slipring.core.chain.head import Head
 from slipring.engines.chat.messages import Writer
@@ -19,35 +19,10 @@ _VERSION = b"\x50"
 """The first byte. Different from those of other engines' positions, which are stored in the same place."""
 
 
-class _PackedFields(Struct, frozen=True, array_like=True):
-    extra_content: bytes = b""
-    provider_specific_fields: bytes = b""
-    reasoning_details: bytes = b""
-
-    @classmethod
-    def of(cls, fields: ReturnedFields) -> "_PackedFields":
-        return cls(
-            *map(_bytes, (fields.extra_content, fields.provider_specific_fields, fields.reasoning_details))
-        )
-
-    def fields(self) -> ReturnedFields:
-        return ReturnedFields(
-            *map(_raw, (self.extra_content, self.provider_specific_fields, self.reasoning_details))
-        )
-
-
-def _bytes(raw: Raw | UnsetType) -> bytes:
-    return bytes(raw) if isinstance(raw, Raw) else b""
-
-
-def _raw(data: bytes) -> Raw | UnsetType:
-    return Raw(data) if data else UNSET
-
-
 class _PackedAnswer(Struct, frozen=True, array_like=True):
     first: str
-    message: _PackedFields
-    calls: dict[str, _PackedFields]
+    message: ReturnedFields
+    calls: dict[str, ReturnedFields]
 
 
 class _Packed(Struct, frozen=True, array_like=True):
@@ -55,8 +30,8 @@ class _Packed(Struct, frozen=True, array_like=True):
     """Whether the parent's fields come before."""
     answers: list[_PackedAnswer]
     """Oldest first."""
-    message: _PackedFields
-    calls: list[_PackedFields]
+    message: ReturnedFields
+    calls: tuple[ReturnedFields, ...]
 
 
 _encoder = msgpack.Encoder()
@@ -83,16 +58,8 @@ class PositionCodec:
         new = (
             list(takewhile(lambda node: node is not end, own.kept.lineage())) if own.kept is not None else []
         )
-        answers = [
-            _PackedAnswer(
-                node.first,
-                _PackedFields.of(node.message),
-                {id: _PackedFields.of(fields) for id, fields in node.calls.items()},
-            )
-            for node in reversed(new)
-        ]
-        message, calls = own.returned.message, own.returned.calls
-        packed = _Packed(continues, answers, _PackedFields.of(message), list(map(_PackedFields.of, calls)))
+        answers = [_PackedAnswer(node.first, node.message, node.calls) for node in reversed(new)]
+        packed = _Packed(continues, answers, own.returned.message, own.returned.calls)
         return self._start + _encoder.encode(packed)
 
     def unpack(self, data: bytes, parent: object, head: Head) -> StoredFields | None:
@@ -106,7 +73,5 @@ class PositionCodec:
         earlier = stored_fields(parent, self._home)
         kept = earlier.kept if earlier is not None and packed.continues else None
         for each in packed.answers:
-            calls = {id: fields.fields() for id, fields in each.calls.items()}
-            kept = linked(kept, each.first, each.message.fields(), calls)
-        returned = ReturnedAnswer(packed.message.fields(), tuple(each.fields() for each in packed.calls))
-        return StoredFields(self._home, kept, returned.bounded())
+            kept = linked(kept, each.first, each.message, each.calls)
+        return StoredFields(self._home, kept, ReturnedAnswer(packed.message, packed.calls).bounded())

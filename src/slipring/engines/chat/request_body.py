@@ -190,7 +190,7 @@ def _write_history(
     if job.parent is None:
         return writer.extend(None, job.input)
     if before is not None:
-        return writer.extend(before.history, job.input, answer=job.parent.answer, returned=before.returned)
+        return writer.extend(before.history, job.input, answer=job.parent.answer, kept=kept)
     items = tuple(job.context())
     refuse_unsendable(items, images=options.images, urls=options.image_urls, new=False)
     return writer.extend(None, items, kept=kept)

@@ -9,7 +9,7 @@ context is encoded again, and the fields are found by the ids of its items.
 
 from collections.abc import Iterator, Sequence
 from itertools import dropwhile
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
@@ -24,22 +24,22 @@ _GROWING = ("text", "summary", "data")
 """The fields of a detail that come in pieces."""
 
 
-def kept(raw: Raw | UnsetType) -> Raw | UnsetType:
-    """A copy of a field, which refers to the whole chunk otherwise; nothing if it is too long."""
-    return UNSET if raw is UNSET or len(bytes(raw)) > _MOST_BYTES else Raw(bytes(raw))
+def kept(raw: Raw | UnsetType) -> bytes:
+    """A field as it is kept: nothing if it is too long."""
+    field = b"" if raw is UNSET else bytes(raw)
+    return field if len(field) <= _MOST_BYTES else b""
 
 
-class ReturnedFields(Struct, frozen=True, gc=False):
-    """The fields of one message or one call."""
+class ReturnedFields(Struct, frozen=True, array_like=True, gc=False):
+    """The fields of one message or one call as JSON; empty where there is none."""
 
-    extra_content: Raw | UnsetType = UNSET
-    provider_specific_fields: Raw | UnsetType = UNSET
-    reasoning_details: Raw | UnsetType = UNSET
+    extra_content: bytes = b""
+    provider_specific_fields: bytes = b""
+    reasoning_details: bytes = b""
 
     @property
     def size_bytes(self) -> int:
-        fields = (self.extra_content, self.provider_specific_fields, self.reasoning_details)
-        return sum(len(bytes(raw)) for raw in fields if isinstance(raw, Raw))
+        return len(self.extra_content) + len(self.provider_specific_fields) + len(self.reasoning_details)
 
     def updated(self, later: "ReturnedFields") -> "ReturnedFields":
         """These fields, replaced by those that a later piece has."""
@@ -78,6 +78,8 @@ class KeptFields(Struct, frozen=True, eq=False):
     """By our ids of the calls."""
     size_bytes: int
     """Of all."""
+    item: Item | None = None
+    """The first item itself, if this process has encoded it: a history that is sent again may have no ids."""
 
     def lineage(self) -> "Iterator[KeptFields]":
         """Those of all answers, the newest first."""
@@ -95,13 +97,18 @@ class KeptFields(Struct, frozen=True, eq=False):
 
 
 def linked(
-    before: KeptFields | None, first: str, message: ReturnedFields, calls: dict[str, ReturnedFields]
+    before: KeptFields | None,
+    first: str,
+    message: ReturnedFields,
+    calls: dict[str, ReturnedFields],
+    item: Item | None = None,
 ) -> KeptFields:
     """The fields of an answer after those of earlier ones."""
     own = message.size_bytes + sum(fields.size_bytes for fields in calls.values())
     if before is not None and before.size_bytes + own > _MOST_KEPT_BYTES:
         before = None
-    return KeptFields(before, first, message, calls, own + (before.size_bytes if before is not None else 0))
+    size_bytes = own + (before.size_bytes if before is not None else 0)
+    return KeptFields(before, first, message, calls, size_bytes, item)
 
 
 def kept_with(
@@ -113,7 +120,33 @@ def kept_with(
     bodies = (item.body() for item in answer)
     ids = [body.call_id for body in bodies if isinstance(body, FunctionCall | CustomToolCall)]
     calls = dict(zip(ids, returned.calls, strict=False))
-    return linked(before, answer[0].id or "", returned.message, calls)
+    return linked(before, answer[0].id or "", returned.message, calls, answer[0])
+
+
+class FieldsOfContext(NamedTuple):
+    """What the server wants back with the answers of a context."""
+
+    messages: dict[str | int, ReturnedFields]
+    """By the first item of the answer: its id, and its identity."""
+    calls: dict[str, ReturnedFields]
+    """By our ids of the calls."""
+
+    @classmethod
+    def of(cls, kept: KeptFields | None) -> "FieldsOfContext":
+        found = cls({}, {})
+        for node in reversed(list(kept.lineage())) if kept is not None else ():
+            found.messages[node.first] = found.messages[id(node.item)] = node.message
+            found.calls.update(node.calls)
+        return found
+
+    def of_message(self, items: Sequence[Item]) -> ReturnedFields:
+        """The fields of the message that these items are encoded as."""
+        found = NONE
+        for item in items if self.messages else ():
+            for key in (item.id, id(item)):
+                if key and key in self.messages:
+                    found = found.updated(self.messages[key])
+        return found
 
 
 class StoredFields(Struct, frozen=True, eq=False):

@@ -24,12 +24,12 @@ from slipring.engines.constraints.answer_form import (
 )
 from slipring.engines.constraints.lark.writers import ANY_STRING, gbnf_rules
 from slipring.engines.constraints.shapes.answer_shapes import answer_shape
-from slipring.engines.constraints.structural_tag import structural_tag
+from slipring.engines.constraints.xgrammar_tag import structural_tag
 from slipring.prompts.parsing.output_format import JsonCalls, OutputFormat
 
 if TYPE_CHECKING:  # the sandbox's process needs none of them
     from slipring.core.generation import Job
-    from slipring.engines.constraints.grammar_cache import Compiler
+    from slipring.engines.constraints.grammar_compiler import Compiler
     from slipring.prompts.rendering import Renderer
 
 

@@ -22,7 +22,7 @@ from slipring.core.generation import (
     Prefilled,
     deliver,
 )
-from slipring.engines.constraints.grammar_cache import Compiler
+from slipring.engines.constraints.grammar_compiler import Compiler
 from slipring.engines.constraints.grammar_matcher import TextMatcher
 from slipring.protocol.definitions import Grammar
 

@@ -37,7 +37,7 @@ from slipring.protocol.definitions import Grammar
 
 if TYPE_CHECKING:
     from slipring.core.generation import Job
-    from slipring.engines.constraints.grammar_cache import Compiler
+    from slipring.engines.constraints.grammar_compiler import Compiler
     from slipring.prompts.rendering import Renderer
 
 _TOKENS = re.compile(r"<\[[0-9,]*\]>")

@@ -21,7 +21,7 @@ from slipring.protocol import wire
 from slipring.protocol.definitions import Grammar
 
 if TYPE_CHECKING:  # the sandbox's process does not need it
-    from slipring.engines.constraints.grammar_cache import Compiler
+    from slipring.engines.constraints.grammar_compiler import Compiler
 
 _MAX_INPUT_BYTES, _MAX_DOCUMENT_BYTES = 4096, 32_768
 _MAX_STEPS = 60_000

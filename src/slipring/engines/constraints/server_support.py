@@ -8,8 +8,7 @@ from typing import Final, Literal
 
 from slipring.core.generation import Job
 from slipring.engines.constraints.answer_constraint import Constraint, constraint_of, tag_of
-from slipring.engines.constraints.answer_form import may_be_constrained
-from slipring.engines.constraints.grammar_cache import Compiler
+from slipring.engines.constraints.grammar_compiler import Compiler
 from slipring.engines.remote.http_failures import HttpFailure
 from slipring.prompts.rendering import Rendered, Renderer, Rendering
 
@@ -40,9 +39,8 @@ class ServerConstraints:
     async def of(
         self, job: Job, rendering: Rendering, renderer: Renderer, compiler: Compiler
     ) -> Constraint | None:
-        """The constraint of the answer to a job. Raises what ``tag_of`` and ``constraint_of`` raise."""
-        if not job.generate or not may_be_constrained(job):
-            return None
+        """The constraint of the answer to a job that asks for one. Raises what ``tag_of`` and
+        ``constraint_of`` raise."""
         if not await self._accepts_tags():
             return await constraint_of(job, renderer, compiler)
         opens_thought = renderer.opens_thought(rendering.prompt)

@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import Struct
 
 from slipring.base.errors import StartupError
-from slipring.engines.hub.fitting_context import available_memory, fit
+from slipring.engines.hub.context_and_slots import available_memory, fit
 from slipring.engines.hub.gguf_variants import gigabytes, why_blind
 from slipring.engines.hub.model_hub import HubName, ModelHub, hub_name
 

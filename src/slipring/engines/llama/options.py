@@ -13,7 +13,6 @@ from slipring.engines.tokens.rendering_options import dialect_option, thinking_o
 
 OWN_TEXT = "ngram-simple"
 """Drafts from the context of the request alone."""
-_SPECULATIONS = (OWN_TEXT, "ngram-map-k", "ngram-map-k4v", "ngram-mod")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +33,7 @@ class LlamaOptions:
     spec: str = option(
         "",
         "tokens are drafted from earlier text: ngram-simple, ngram-map-k, ngram-map-k4v or ngram-mod",
+        choices=("", OWN_TEXT, "ngram-map-k", "ngram-map-k4v", "ngram-mod"),
     )
     saved_mib: int = option(1024, "MiB for the saved KV of chains that have no slot; 0: nothing is saved")
     mmproj: str = option(
@@ -77,11 +77,7 @@ def read_options(text: str) -> LlamaOptions:
     if model.startswith(("http://", "https://")):
         model = model.rstrip("/").removesuffix("/v1")
     options = LlamaOptions(model=model, **read_pairs("llama", LlamaOptions, pairs))
-    if options.spec and options.spec not in _SPECULATIONS:
-        known = ", ".join(_SPECULATIONS)
-        raise StartupError(f"--engine llama: option 'spec' must be one of {known}, not '{options.spec}'")
-    if options.mmproj and options.is_external:
-        raise StartupError("--engine llama: option 'mmproj' is for the embedded engine only")
-    if options.spec and options.is_external:
-        raise StartupError("--engine llama: option 'spec' is for the embedded engine only")
+    for name in ("mmproj", "spec"):
+        if getattr(options, name) and options.is_external:
+            raise StartupError(f"--engine llama: option '{name}' is for the embedded engine only")
     return options

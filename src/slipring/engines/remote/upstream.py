@@ -17,12 +17,12 @@ from slipring.base.errors import ApiError, StartupError
 from slipring.core.generation import Job
 from slipring.engines.base import Engine
 from slipring.engines.options import option
-from slipring.engines.remote.admission_and_retries import Admission, AdmissionPolicy
 from slipring.engines.remote.affinity import DYNAMO_SESSION, affinity_key, branch_keys
 from slipring.engines.remote.http_client import Answered, HttpClient
 from slipring.engines.remote.http_failures import (
     HttpFailure,
 )
+from slipring.engines.remote.retries_and_breaker import Admission, AdmissionPolicy
 from slipring.engines.remote.streamed_answer import Consumer, Patience
 from slipring.engines.remote.upstream_errors import api_failure, startup_errors, without_secret
 from slipring.observation import live_messages

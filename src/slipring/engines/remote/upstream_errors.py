@@ -20,11 +20,6 @@ from msgspec import Struct
 
 from slipring.base.errors import ApiError, InvalidRequest, NotFound, RateLimited, ServerError, StartupError
 from slipring.base.surrogates import repaired
-from slipring.engines.remote.admission_and_retries import (
-    GatewayFailed,
-    RequestFailed,
-    Retryable,
-)
 from slipring.engines.remote.http_failures import (
     BadStatus,
     HttpFailure,
@@ -33,6 +28,7 @@ from slipring.engines.remote.http_failures import (
     Unreachable,
     Unreadable,
 )
+from slipring.engines.remote.retries_and_breaker import Retryable, retryable
 
 _REMOVED = "(secret)"
 
@@ -76,10 +72,6 @@ _CLIENTS_FAULT = re.compile(
 _MESSAGES = ("message", "msg", "detail", "error_message", "title")
 _NAMES = ("code", "type", "status", "status_code", "error_type")
 _KNOWN = (*_NAMES, *_MESSAGES)
-_UNAVAILABLE = frozenset({408, 425, 498, 499, 503, 529})
-"""Statuses of a server that is not available at the moment."""
-_GATEWAY = frozenset({502, 504})
-_CONFLICT = 409
 
 
 class UpstreamError(Struct, frozen=True):
@@ -148,12 +140,8 @@ def _api_error(fault: UpstreamError) -> ApiError:
         return RateLimited(message or "The engine is busy.")
     if _TOO_LONG.search(fault.code):  # llama-server had it with 500
         return _too_long(message)
-    if status in _UNAVAILABLE:
-        return Retryable("The engine is not available.")
-    if status in _GATEWAY:
-        return GatewayFailed("The engine is not available.")
-    if status >= 500 or status == _CONFLICT:
-        return RequestFailed("The engine has failed.")
+    if (failure := retryable(status)) is not None:
+        return failure
     return _refused_request(status, message, said) if status >= 400 else ServerError()
 
 

@@ -45,6 +45,17 @@ _CALLS: dict[str, Kind] = {
     "custom_tool_call": "custom",
     "tool_search_call": "tool_search",
 }
+_PIECES = {
+    "response.output_text.delta": ("message", "output_text", "delta"),
+    "response.output_text.done": ("message", "output_text", "text"),
+    "response.refusal.delta": ("message", "refusal", "delta"),
+    "response.refusal.done": ("message", "refusal", "refusal"),
+    "response.reasoning_text.delta": ("reasoning", "reasoning_text", "delta"),
+    "response.reasoning_text.done": ("reasoning", "reasoning_text", "text"),
+    "response.reasoning_summary_text.delta": ("reasoning", "summary", "delta"),
+    "response.reasoning_summary_text.done": ("reasoning", "summary", "text"),
+}
+"""Events with a piece of a part, or all of it: of which item, of which part, and the field with the text."""
 _CLIENT_CALLS = frozenset({"apply_patch_call", "computer_call", "local_shell_call", "shell_call"})
 """Calls of the client's own tools. They pass through."""
 _HOSTED = frozenset(
@@ -219,8 +230,7 @@ class ResponsesAnswer:
 
     def _item_done(self, event: Event) -> list[Delta]:
         item = _read_item(event.item)
-        key = self._key(event, item.id)
-        opened = self._items.get(key) if key is not None else None
+        opened = self._find(event, item.id)
         if opened is None:
             if self._is_repeated(event, item):
                 return []
@@ -271,8 +281,7 @@ class ResponsesAnswer:
 
     def _tell(self, event: Event, kind: type[events.CallEvent]) -> list[Delta]:
         """An event about an item that passes through."""
-        key = self._key(event, event.item_id)
-        opened = self._items.get(key) if key is not None else None
+        opened = self._find(event, event.item_id)
         fields = {name: getattr(event, name) for name in kind.__struct_fields__ if name not in _COMMON}
         is_readable = not isinstance(event, OtherEvent) and isinstance(fields.get("code", ""), str)
         if opened is None or not opened.started or not is_readable:
@@ -324,13 +333,13 @@ class ResponsesAnswer:
                 else:
                     opened.pending.append(Annotated(annotation.copy()))
 
-    def _key(self, event: Event, item_id: str | None) -> int | str | None:
-        """The key of the item that an event is about: by its index, its id, or else the newest item."""
+    def _find(self, event: Event, item_id: str | None) -> _OpenItem | None:
+        """The open item that an event is about: by its index, its id, or else the newest item."""
         if event.output_index is not None:
-            return event.output_index
+            return self._items.get(event.output_index)
         if item_id is not None and item_id in self._keys:
-            return self._keys[item_id]
-        return next(reversed(self._items), None)
+            return self._items.get(self._keys[item_id])
+        return next(reversed(self._items.values()), None)
 
     def _emit(self) -> list[Delta]:
         """Take the deltas that can be emitted: of the oldest open item and, once it is done, of the next.
@@ -377,14 +386,18 @@ class ResponsesAnswer:
 
     # Pieces of items.
 
-    def _piece(self, event: Event, item_kind: str, part: tuple[str, int], delta: _Piece) -> list[Delta]:
+    def _piece(self, event: Event) -> list[Delta]:
+        item_kind, part_kind, field = _PIECES[event.type]
+        delta = _piece_of(event, part_kind, getattr(event, field))
         if not delta.text and not event.logprobs:
             return []
-        key = self._key(event, event.item_id)
-        opened = self._items.get(key) if key is not None else None
+        opened = self._find(event, event.item_id)
+        if field != "delta" and (opened is None or any(kind == part_kind for kind, _ in opened.streamed)):
+            return []  # parts that were not streamed are added when the item is done
         if opened is None:
             opened = self._open_item(event, _Item(type=item_kind, id=event.item_id))
-        return self._append(opened, part, delta)
+        index = event.summary_index if part_kind == "summary" else event.content_index
+        return self._append(opened, (part_kind, index), delta)
 
     def _append(self, opened: _OpenItem, part: tuple[str, int], delta: _Piece | Annotated) -> list[Delta]:
         opened.streamed.add(part)
@@ -403,51 +416,12 @@ class ResponsesAnswer:
             and next(iter(self._items.values())) is opened
         )
 
-    def _piece_done(self, event: Event, item_kind: str, part: tuple[str, int], delta: _Piece) -> list[Delta]:
-        key = self._key(event, event.item_id)
-        opened = self._items.get(key) if key is not None else None
-        if opened is None or any(kind == part[0] for kind, _ in opened.streamed):
-            return []  # parts that were not streamed are added when the item is done
-        return self._piece(event, item_kind, part, delta)
-
-    def _text(self, event: Event) -> list[Delta]:
-        part = ("output_text", event.content_index)
-        return self._piece(event, "message", part, Text(event.delta, _logprobs(event.logprobs)))
-
-    def _text_done(self, event: Event) -> list[Delta]:
-        part = ("output_text", event.content_index)
-        return self._piece_done(event, "message", part, Text(event.text, _logprobs(event.logprobs)))
-
     def _annotation(self, event: Event) -> list[Delta]:
-        key = self._key(event, event.item_id)
-        opened = self._items.get(key) if key is not None else None
+        opened = self._find(event, event.item_id)
         if opened is None:
             return []  # no item to annotate
         number = sum(kind == "annotation" for kind, _ in opened.streamed)
         return self._append(opened, ("annotation", number), Annotated(event.annotation.copy()))
-
-    def _refusal(self, event: Event) -> list[Delta]:
-        return self._piece(event, "message", ("refusal", event.content_index), RefusalText(event.delta))
-
-    def _refusal_done(self, event: Event) -> list[Delta]:
-        return self._piece_done(
-            event, "message", ("refusal", event.content_index), RefusalText(event.refusal)
-        )
-
-    def _thought(self, event: Event) -> list[Delta]:
-        return self._piece(event, "reasoning", ("reasoning_text", event.content_index), Thought(event.delta))
-
-    def _thought_done(self, event: Event) -> list[Delta]:
-        part = ("reasoning_text", event.content_index)
-        return self._piece_done(event, "reasoning", part, Thought(event.text))
-
-    def _summary(self, event: Event) -> list[Delta]:
-        index = event.summary_index
-        return self._piece(event, "reasoning", ("summary", index), ThoughtSummary(event.delta, index))
-
-    def _summary_done(self, event: Event) -> list[Delta]:
-        index = event.summary_index
-        return self._piece_done(event, "reasoning", ("summary", index), ThoughtSummary(event.text, index))
 
     def _arguments(self, event: Event) -> list[Delta]:
         return self._call_piece(event, event.delta)
@@ -456,8 +430,7 @@ class ResponsesAnswer:
         return self._call_piece(event, event.arguments or event.input, done=True)
 
     def _call_piece(self, event: Event, text: str, *, done: bool = False) -> list[Delta]:
-        key = self._key(event, event.item_id)
-        opened = self._items.get(key) if key is not None else None
+        opened = self._find(event, event.item_id)
         if not text or opened is None or opened.call_id is None or (done and opened.streamed):
             return []  # a call whose name is not known yet is emitted when it is done
         return self._append(opened, ("call", 0), CallArguments(text))
@@ -524,18 +497,11 @@ class ResponsesAnswer:
         return self._finished(response, "content_filter" if filtered else "max_output_tokens")
 
     _readers: ClassVar[dict[str, Callable[["ResponsesAnswer", Any], list[Delta]]]] = {
+        **dict.fromkeys(_PIECES, _piece),
         "response.created": _created,
         "response.output_item.added": _added,
         "response.output_item.done": _item_done,
-        "response.output_text.delta": _text,
-        "response.output_text.done": _text_done,
         "response.output_text.annotation.added": _annotation,
-        "response.refusal.delta": _refusal,
-        "response.refusal.done": _refusal_done,
-        "response.reasoning_text.delta": _thought,
-        "response.reasoning_text.done": _thought_done,
-        "response.reasoning_summary_text.delta": _summary,
-        "response.reasoning_summary_text.done": _summary_done,
         "response.function_call_arguments.delta": _arguments,
         "response.function_call_arguments.done": _arguments_done,
         "response.custom_tool_call_input.delta": _arguments,
@@ -562,6 +528,14 @@ def _read_passed(raw: Raw) -> Item | None:
         return items.read_item(bytes(raw), "item")
     except ApiError:
         return None
+
+
+def _piece_of(event: Event, part_kind: str, text: str) -> _Piece:
+    if part_kind == "output_text":
+        return Text(text, _logprobs(event.logprobs))
+    if part_kind == "summary":
+        return ThoughtSummary(text, event.summary_index)
+    return RefusalText(text) if part_kind == "refusal" else Thought(text)
 
 
 def _of_part(part: _Part) -> Delta | None:

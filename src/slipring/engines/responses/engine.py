@@ -28,7 +28,7 @@ from slipring.core.generation import (
 )
 from slipring.core.token_estimates import estimated_tokens
 from slipring.engines.base import Level
-from slipring.engines.remote.admission_and_retries import Admission, Retryable
+from slipring.engines.remote.retries_and_breaker import Admission, Retryable
 from slipring.engines.remote.streamed_answer import AnswerReader, CutOff, Patience, SteeredCut
 from slipring.engines.remote.upstream import RemoteEngine, Upstream
 from slipring.engines.responses import reported_errors, request_body
@@ -38,15 +38,13 @@ from slipring.engines.responses.options import ResponsesOptions, read_options
 from slipring.engines.responses.positions import KeptStep, Position, PositionCodec, earlier_step, position_of
 from slipring.engines.responses.reported_errors import ContextLost, LanesUnsupported
 from slipring.engines.responses.request_body import count_body, create_body
-from slipring.engines.responses.socket_pool import PATH, Pool, Route, SocketsUnsupported
+from slipring.engines.responses.socket_pool import PATH, Pool, Route
 from slipring.engines.responses.sockets import MOST_FRAME_BYTES
 
 log = logging.getLogger("slipring")
 
 _COUNT_S = 10.0
 """How long a count may take before an estimate is used."""
-_POSTS_S = 60.0
-"""How long requests are POSTs after an upgrade that was not answered."""
 _ROOM = 64 * 1024
 """Bytes of a frame that are left for everything but items, tools and instructions."""
 _CAPABILITIES = Capabilities(
@@ -79,10 +77,6 @@ class ResponsesEngine(RemoteEngine):
         self._admission = Admission("the Responses server", options, self._probe)
         if options.chain or options.reasoning == "encrypted":
             self.positions = PositionCodec(self, options)
-        self._posts = options.transport == "sse"
-        """Whether every request is a POST: by option, or since the upstream refused a WebSocket."""
-        self._posts_until = 0.0
-        """Until when requests are POSTs because an upgrade was not answered."""
 
     @classmethod
     def from_options(cls, text: str) -> "ResponsesEngine":
@@ -162,7 +156,7 @@ class ResponsesEngine(RemoteEngine):
         if route is None:
             if not (self.options.chain and position.upstream_id):
                 return False
-            route = await self._open(job)
+            route = await self._pool.open(job)
         items = request_body.added(job, self, keep_reasoning=self._keeps_reasoning)
         await self._ask(run, route, items, position)
         return True
@@ -208,25 +202,11 @@ class ResponsesEngine(RemoteEngine):
                     raise
                 self._note_lanes(lost)
                 forget_frames(lost)
-        await self._ask(run, await self._open(job), items, None)
+        await self._ask(run, await self._pool.open(job), items, None)
 
     def _note_lanes(self, error: ApiError) -> None:
         if isinstance(error, LanesUnsupported):
             self._pool.forbid_lanes()
-
-    async def _open(self, job: Job) -> Route | None:
-        """Open a socket; None if the engine posts instead."""
-        clock = asyncio.get_running_loop().time
-        if self._posts or clock() < self._posts_until:
-            return None
-        try:
-            return await self._pool.open(job)
-        except SocketsUnsupported as refused:
-            if self.options.transport != "auto":
-                raise refused.error from refused
-            self._posts = refused.for_good
-            self._posts_until = clock() + _POSTS_S
-            return None
 
     async def _ask(
         self, run: "_Run", route: Route | None, items: list[bytes], parent: Position | None

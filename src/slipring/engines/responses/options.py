@@ -10,13 +10,6 @@ from slipring.base.errors import StartupError
 from slipring.engines.options import option, read_address, read_pairs
 from slipring.engines.remote.upstream import UpstreamOptions
 
-_CHOICES = {
-    "transport": ("auto", "websocket", "sse"),
-    "reasoning": ("drop", "encrypted", "text"),
-    "summary": ("", "auto", "concise", "detailed"),
-    "hosted_tools": ("here", "upstream", "refuse"),
-}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponsesOptions(UpstreamOptions):
@@ -26,7 +19,9 @@ class ResponsesOptions(UpstreamOptions):
         "", "the model's name at the server; empty: all that the server lists, the first by default"
     )
     transport: str = option(
-        "auto", "websocket, sse, or auto: a WebSocket, or SSE from the moment the server refuses one"
+        "auto",
+        "websocket, sse, or auto: a WebSocket, or SSE from the moment the server refuses one",
+        choices=("auto", "websocket", "sse"),
     )
     max_sockets: int = option(
         256, "WebSockets open at once, at least `max_jobs`; the one idle longest is closed first", least=1
@@ -40,24 +35,25 @@ class ResponsesOptions(UpstreamOptions):
     reasoning: str = option(
         "drop",
         "earlier reasoning when the whole context is sent: drop, encrypted (requested and kept) or text",
+        choices=("drop", "encrypted", "text"),
     )
-    summary: str = option("", "the reasoning summary to request: auto, concise or detailed")
+    summary: str = option(
+        "",
+        "the reasoning summary to request: auto, concise or detailed",
+        choices=("", "auto", "concise", "detailed"),
+    )
     hosted_tools: str = option(
         "here",
         "who runs hosted tools such as `mcp` and `web_search`: here (slipring), upstream (the server), or"
         " refuse (nobody: 400)",
+        choices=("here", "upstream", "refuse"),
     )
 
 
 def read_options(text: str) -> ResponsesOptions:
     """Parse what follows ``responses:``. Raises ``StartupError`` with one line."""
     address, pairs = read_address("responses", text, "https://host/v1", path="/v1")
-    values = read_pairs("responses", ResponsesOptions, pairs)
-    for name, choices in _CHOICES.items():
-        if values.get(name, choices[0]) not in choices:
-            known = ", ".join(filter(None, choices))
-            raise StartupError(f"--engine responses: option '{name}' must be one of {known}")
-    options = ResponsesOptions(**address._asdict(), **values)
+    options = ResponsesOptions(**address._asdict(), **read_pairs("responses", ResponsesOptions, pairs))
     if options.max_sockets < options.max_jobs:
         raise StartupError("--engine responses: option 'max_sockets' must not be less than 'max_jobs'")
     return options

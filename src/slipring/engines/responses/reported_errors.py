@@ -10,7 +10,7 @@ import msgspec
 
 from slipring.base.errors import ApiError, ServerError
 from slipring.core.generation import UpstreamTools
-from slipring.engines.remote.admission_and_retries import Retryable
+from slipring.engines.remote.retries_and_breaker import Retryable
 from slipring.engines.remote.upstream_errors import api_error, read_error, without_secret
 from slipring.engines.responses.events import Event
 

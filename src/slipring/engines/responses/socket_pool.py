@@ -1,4 +1,4 @@
-"""The pool of WebSockets to one upstream: opens, bounds and closes them.
+"""The pool of WebSockets to one upstream: opens, bounds and closes them, and says when to post instead.
 
 A socket is opened for one chain and its forks, so that its affinity headers are right. When none of their
 responses can be continued any more, another chain of the same tenant may use it. A tenant with many sockets
@@ -17,8 +17,8 @@ import aiohttp
 
 from slipring.base.errors import ApiError
 from slipring.core.generation import Job
-from slipring.engines.remote.admission_and_retries import Retryable
 from slipring.engines.remote.http_failures import HttpFailure
+from slipring.engines.remote.retries_and_breaker import Retryable
 from slipring.engines.remote.upstream import Upstream
 from slipring.engines.remote.upstream_errors import api_failure, refusal
 from slipring.engines.responses.options import ResponsesOptions
@@ -33,18 +33,10 @@ _TICK_S = 1.0
 _CLOSE_S = 2.0
 _OWN_SOCKETS = 16
 """A tenant with this many sockets has new chains share them, if the upstream supports lanes."""
+_POSTS_S = 60.0
+"""How long requests are posted after an upgrade that was not answered."""
 _FAILING = frozenset({401, 408, 425, 429})
 """Statuses of a refused upgrade that do not mean that the upstream has no WebSockets."""
-
-
-class SocketsUnsupported(Exception):
-    """The upstream does not accept WebSockets. ``error`` is what its refusal means."""
-
-    def __init__(self, error: ApiError, *, for_good: bool) -> None:
-        """``for_good``: it refuses upgrades. Otherwise it, or something before it, failed to answer one."""
-        super().__init__(error.message)
-        self.error = error
-        self.for_good = for_good
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +55,10 @@ class Pool:
         self._url = upstream.url + upstream.path(PATH)
         self._options = options
         self._lanes = options.lanes
+        self._posts = options.transport == "sse"
+        """Whether every request is a POST: by option, or since the upstream refused a WebSocket."""
+        self._posts_until = 0.0
+        """Until when requests are POSTs because an upgrade was not answered."""
         self._sockets: dict[Socket, None] = {}
         """Open sockets, least recently used first."""
         self._opening = 0
@@ -122,19 +118,24 @@ class Pool:
         self._sockets[socket] = None
         return Route(socket, lane)
 
-    async def open(self, job: Job) -> Route:
-        """Open a new socket and take its default lane. Raises ``SocketsUnsupported`` or an ``ApiError``."""
+    async def open(self, job: Job) -> Route | None:
+        """Open a new socket and take its default lane; None if the request is to be posted. Raises an
+        ``ApiError``."""
+        if self._posts or _now() < self._posts_until:
+            return None
         self._make_room()
         self._opening += 1
         try:
             ws = await self._connect(self._upstream.affinity_headers(job))
         finally:
             self._opening -= 1
+        if ws is None:
+            return None
         socket = Socket(ws, job.tenant, _now())
         self._sockets[socket] = None
         return Route(socket, socket.take_first())
 
-    async def _connect(self, headers: Mapping[str, str]) -> aiohttp.ClientWebSocketResponse:
+    async def _connect(self, headers: Mapping[str, str]) -> aiohttp.ClientWebSocketResponse | None:
         try:
             async with asyncio.timeout(self._options.connect_timeout_s):
                 return await self._upstream.client.session.ws_connect(
@@ -148,14 +149,24 @@ class Pool:
             fault = refusal(error.status, b"", error.headers or {})
             if error.status in _FAILING:
                 raise fault from error
-            raise SocketsUnsupported(fault, for_good=error.status < 500) from error
+            self._post_instead(fault, error, for_good=error.status < 500)
         except HttpFailure as error:  # a redirect that is not followed
-            raise SocketsUnsupported(api_failure(error), for_good=False) from error
+            self._post_instead(api_failure(error), error)
         except aiohttp.ClientConnectorError as error:
             raise Retryable("The engine cannot be reached.") from error
         except (aiohttp.ClientError, OSError) as error:
             # Connected, but the upgrade was not answered: a proxy may not know what it is.
-            raise SocketsUnsupported(Retryable("The engine cannot be reached."), for_good=False) from error
+            self._post_instead(Retryable("The engine cannot be reached."), error)
+        return None
+
+    def _post_instead(self, fault: ApiError, cause: Exception, *, for_good: bool = False) -> None:
+        """Post from now on, or for a while, because the upstream takes no WebSocket. ``for_good``: it refuses
+        upgrades; otherwise it, or something before it, failed to answer one. Raises ``fault`` if a WebSocket
+        is required."""
+        if self._options.transport != "auto":
+            raise fault from cause
+        self._posts = for_good
+        self._posts_until = _now() + _POSTS_S
 
     def _is_usable(self, socket: Socket) -> bool:
         if _now() - socket.opened_at > self._options.socket_max_age_s:

@@ -6,22 +6,19 @@ and its client waits between two tools. Both go before warmups and summaries, fo
 
 from typing import Any
 
-from slipring.base.errors import StartupError
 from slipring.core.generation import Job
+from slipring.engines.options import option
 
-HINTS = ("", "dynamo")
-"""The kinds of hints that the option `hints` can select; empty: none."""
-HINTS_MEANING = (
-    "hints for the server about the loop of each request: dynamo (`nvext.agent_hints`); empty: none"
-)
 _ENDS_LEARNT = 50.0
 _FIRST_GUESS = 256.0
 
 
-def require_hints(kind: str, hints: str) -> None:
-    """Raise ``StartupError`` if an engine's option names no kind of hints."""
-    if hints not in HINTS:
-        raise StartupError(f"--engine {kind}: option 'hints' must be dynamo, not '{hints}'")
+def hints_option() -> Any:
+    return option(
+        "",
+        "hints for the server about the loop of each request: dynamo (`nvext.agent_hints`); empty: none",
+        choices=("", "dynamo"),
+    )
 
 
 def goes_on(job: Job) -> bool:

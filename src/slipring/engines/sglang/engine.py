@@ -4,7 +4,6 @@ With streaming sessions, turns of a chain send their new ids only.
 """
 
 import asyncio
-import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -27,23 +26,13 @@ from slipring.engines.remote.http_failures import BadStatus, HttpFailure, Unread
 from slipring.engines.remote.upstream_errors import startup_errors
 from slipring.engines.scheduling.priorities_and_hints import urgency
 from slipring.engines.tokens.chain_ends import ChainEnds
+from slipring.engines.tokens.job_exchange import JobExchange, PicturedExchange, Request
 from slipring.engines.tokens.job_rendering import data_urls
 from slipring.engines.tokens.model_files import ModelInfo, read_tokenizer, unnamed_tokenizer
-from slipring.engines.tokens.session_server import (
-    Mismatch,
-    Offer,
-    SessionServer,
-    SessionServerOptions,
-)
-from slipring.engines.tokens.sessions import Addressed, Protocol
+from slipring.engines.tokens.server_options import TokenServerOptions, read_options
+from slipring.engines.tokens.sessions import Addressed, Mismatch, Protocol
 from slipring.engines.tokens.token_answer import Fault, Piece, PieceParser, TokenAnswer, failure, reason_of
-from slipring.engines.tokens.token_server import (
-    JobExchange,
-    PreparedExchange,
-    Request,
-    Served,
-    read_options,
-)
+from slipring.engines.tokens.token_server import Offer, Served, TokenServer
 from slipring.prompts.rendering import Rendered, Renderer
 from slipring.prompts.tokenization.control_token_guard import ContextSpeller
 from slipring.prompts.tokenization.token_budget import UNLIMITED, BudgetedEncoder
@@ -61,10 +50,7 @@ _RESENT_AS_TEXT = "SGLang tokenizes contexts with pictures itself: all of it is 
 _WORDS = "hello there hello there"
 
 
-log = logging.getLogger("slipring")
-
-
-class SglangEngine(SessionServer):
+class SglangEngine(TokenServer):
     """An SGLang server and its model."""
 
     name = "sglang"
@@ -73,7 +59,7 @@ class SglangEngine(SessionServer):
 
     @classmethod
     def from_options(cls, text: str) -> "SglangEngine":
-        return cls(read_options(cls.name, SessionServerOptions, text))
+        return cls(read_options(cls.name, TokenServerOptions, text))
 
     _speller: ContextSpeller | None = None
     """Writes contexts with pictures as text, unless the server keeps the ids beside pictures. Set by
@@ -86,10 +72,6 @@ class SglangEngine(SessionServer):
         info = await self._server_info()
         if info.get("enable_session_radix_cache") is True:
             self.chain_ends = ChainEnds(self._close_chain)
-
-    def distrust_sessions(self) -> None:
-        log.error("SGLang's session holds another context than it was sent; sessions are not used any more")
-        super().distrust_sessions()
 
     async def find_vocabulary(self) -> tuple[Vocabulary, ModelInfo]:
         path = self.options.tokenizer
@@ -155,7 +137,8 @@ class SglangEngine(SessionServer):
         if not sent.body.pictures:
             return super().exchange(job, sent, limit, constraint, answer)
         write = partial(self.write, job, sent, limit, constraint)
-        return PreparedExchange(self, job, write, answer)
+        in_thread = partial(self.tokenizing.run, job.tenant, is_local=True)
+        return PicturedExchange(self.attempt, job, write, answer, in_thread)
 
     def write(self, job: Job, sent: Rendered, limit: int, constraint: Constraint | None) -> Request:
         """Takes time in proportion to the context if that has pictures."""

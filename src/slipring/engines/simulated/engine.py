@@ -24,7 +24,7 @@ from slipring.core.generation import (
     deliver,
 )
 from slipring.engines.base import Engine, Level
-from slipring.engines.remote.admission_and_retries import JobQueue
+from slipring.engines.job_queue import JobQueue
 from slipring.engines.simulated.context import (
     PrefixCache,
     Tally,

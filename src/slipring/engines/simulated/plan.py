@@ -21,7 +21,7 @@ from slipring.core.generation import (
     ThoughtSummary,
 )
 from slipring.engines.constraints.answer_form import CalledTool
-from slipring.engines.constraints.grammar_cache import Compiler
+from slipring.engines.constraints.grammar_compiler import Compiler
 from slipring.engines.constraints.sample_values import EMPTY_OBJECT, SampleDocument, document_for, input_for
 from slipring.engines.simulated.options import SimulatedOptions
 from slipring.protocol.tools import CallableTool

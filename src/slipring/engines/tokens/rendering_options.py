@@ -34,6 +34,7 @@ def thinking_option() -> Any:
     return option(
         TEMPLATE,
         "thoughts of earlier turns when the user speaks: template (as the model's template says) or keep",
+        choices=(TEMPLATE, KEEP),
     )
 
 

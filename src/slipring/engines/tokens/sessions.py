@@ -17,11 +17,11 @@ import weakref
 from collections.abc import Awaitable, Callable, Iterable
 from typing import NamedTuple
 
-from slipring.base.errors import ApiError, forget_frames
+from slipring.base.errors import ApiError, ServerError, forget_frames
 from slipring.core.generation import Job
 from slipring.engines.remote.affinity import affinity_key
 from slipring.engines.remote.http_failures import HttpFailure, TimedOut
-from slipring.engines.scheduling.replica_schedules import ReplicaSchedules
+from slipring.engines.scheduling.replica_placement import ReplicaSchedules
 from slipring.engines.tokens.job_rendering import position_of
 from slipring.prompts.rendering import Body, EncodedIds, Rendered
 from slipring.protocol import wire
@@ -51,6 +51,10 @@ class Protocol(NamedTuple):
     close: Callable[[str, str], Awaitable[None]]
     keeps_last: bool
     """Whether the server keeps the last id that a request emits."""
+
+
+class Mismatch(ServerError):
+    """The server has read another prompt than the one that was meant."""
 
 
 class Addressed(NamedTuple):
@@ -256,7 +260,15 @@ class Sessions:
             session.is_busy, session.reading, session.used_at = False, None, time.monotonic()
             self._discard_if_refused(session)
 
-    def pause(self, error: Exception, route: str) -> None:
+    def failed(self, session: Addressed, route: str, error: Exception, *, has_begun: bool) -> None:
+        """A turn in a session has failed: what the server holds may be another context than it was sent, or
+        it has refused to open one, if the answer has not begun."""
+        if isinstance(error, Mismatch):
+            self._distrust()
+        elif not session.held and not has_begun:
+            self._pause(error, route)
+
+    def _pause(self, error: Exception, route: str) -> None:
         """Open no session for a while where this one was to be, because the server has refused it."""
         log.warning("%s opens no session: %s", self._protocol.maker, error)
         now = time.monotonic()
@@ -269,9 +281,15 @@ class Sessions:
         for session in [each for each in self._open.values() if each.loop == loop and not each.is_busy]:
             self._discard(session)
 
-    def refuse(self, why: str) -> None:
-        """Use no more sessions: none is opened, and those that are in use are closed after that."""
-        self._is_refused, self._refusal = True, why
+    def _distrust(self) -> None:
+        """Use no more sessions: what the server holds in one is not what was sent. None is opened, and those
+        that are in use are closed after that."""
+        log.error(
+            "%s's session holds another context than it was sent; sessions are not used any more",
+            self._protocol.maker,
+        )
+        self._is_refused = True
+        self._refusal = "the server held another context than it was sent, so they are not used again"
         for session in [each for each in self._open.values() if not each.is_busy]:
             self._discard(session)
 
@@ -301,11 +319,11 @@ class Sessions:
                 async with asyncio.timeout(_PATIENCE_S):
                     await self._protocol.open(session.id, session.route)
         except (HttpFailure, ApiError) as error:
-            self.pause(error, session.route)
+            self._pause(error, session.route)
             del self._open[session.id]
             return None
         except TimeoutError:
-            self.pause(TimedOut("timed out"), session.route)
+            self._pause(TimedOut("timed out"), session.route)
             self._discard(session)  # perhaps it is open in the meantime
             return None
         except BaseException:

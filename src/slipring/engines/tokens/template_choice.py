@@ -19,15 +19,6 @@ from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.prompts.tokenization.tokenizer import Vocabulary
 
 
-def keeps_thoughts(kind: str, options: RenderingOptions) -> bool:
-    """Whether earlier thoughts stay in contexts. ``kind`` is the engine's, for messages."""
-    if options.thinking not in (TEMPLATE, KEEP):
-        raise StartupError(
-            f"--engine {kind}: option 'thinking' must be {TEMPLATE} or {KEEP}, not '{options.thinking}'"
-        )
-    return options.thinking == KEEP
-
-
 def read_variables(kind: str, options: RenderingOptions) -> Mapping[str, Any]:
     """The variables for the template. A value is JSON, or else text."""
     variables: dict[str, Any] = {}
@@ -69,7 +60,6 @@ def check_rendering(kind: str, options: RenderingOptions) -> None:
             f"--engine {kind}: unknown dialect '{options.dialect}'{suggestion(options.dialect, known)}"
             f" (known: {', '.join(known)})"
         )
-    keeps_thoughts(kind, options)
     read_variables(kind, options)
 
 
@@ -133,7 +123,7 @@ def make_renderer(
             today=datetime.date.today(),
             variables=read_variables(kind, options),
             # Those two write no thoughts, and serve models that may think.
-            keeps_thoughts=keeps_thoughts(kind, options) or builtin in (CHATML, LLAMA3),
+            keeps_thoughts=options.thinking == KEEP or builtin in (CHATML, LLAMA3),
             pictures=pictures,
         )
     except TemplateError as error:

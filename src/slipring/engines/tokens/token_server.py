@@ -1,18 +1,19 @@
 """What vllm and sglang share: they send token ids to a server, and get back the ids that it emits.
 
+A turn of a chain sends its new ids only, in a session, if the server has them.
+
 Each engine adds how it writes a request and how it parses the stream.
 """
 
 import asyncio
-import re
+import logging
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple
 
-from slipring.base.errors import ApiError, InvalidRequest, ServerError, StartupError
+from slipring.base.errors import ApiError, ServerError, StartupError
 from slipring.core.generation import (
     ANY_ID,
     Capabilities,
@@ -26,36 +27,40 @@ from slipring.core.generation import (
 )
 from slipring.engines.base import Level
 from slipring.engines.constraints.answer_constraint import Constraint
+from slipring.engines.constraints.answer_form import may_be_constrained
 from slipring.engines.constraints.server_support import TRIED_TOKENS, ServerConstraints
-from slipring.engines.options import option, read_address, read_pairs
-from slipring.engines.remote.admission_and_retries import Admission, Retryable, Ticket
+from slipring.engines.job_queue import Ticket
 from slipring.engines.remote.affinity import affinity_key, branch_keys
-from slipring.engines.remote.answering_replica import DEFAULT_HEADERS, answering_replica, read_names
+from slipring.engines.remote.answering_replica import answering_replica, read_names
 from slipring.engines.remote.http_client import Answered
 from slipring.engines.remote.http_failures import HttpFailure
+from slipring.engines.remote.retries_and_breaker import Admission, Retryable
 from slipring.engines.remote.streamed_answer import CutOff
-from slipring.engines.remote.upstream import RemoteEngine, Upstream, UpstreamOptions
+from slipring.engines.remote.upstream import RemoteEngine, Upstream
 from slipring.engines.remote.upstream_errors import startup_errors
 from slipring.engines.scheduling.loop_schedule import Need, Rules
 from slipring.engines.scheduling.priorities_and_hints import AnswerLengths, goes_on
-from slipring.engines.scheduling.replica_schedules import ReplicaSchedules
+from slipring.engines.scheduling.replica_placement import ReplicaSchedules
 from slipring.engines.tokens.chain_ends import ChainEnds, gone_at_end
+from slipring.engines.tokens.job_exchange import JobExchange, Request, SessionExchange
 from slipring.engines.tokens.job_rendering import accepted, count, foresee, position_of, prefetch, render
 from slipring.engines.tokens.model_files import ModelInfo
-from slipring.engines.tokens.rendering_options import dialect_option, thinking_option, variables_option
 from slipring.engines.tokens.sampling import Sampling
+from slipring.engines.tokens.server_options import TokenServerOptions
+from slipring.engines.tokens.sessions import Addressed, Protocol, Sessions
 from slipring.engines.tokens.template_choice import (
     check_rendering,
     make_renderer,
     make_serving_renderer,
     picture_forms,
 )
-from slipring.engines.tokens.token_answer import Piece, PieceParser, TokenAnswer, TokenReader, read_payload
+from slipring.engines.tokens.token_answer import Piece, TokenAnswer, TokenReader, read_payload
 from slipring.prompts.foreseen_context import Foreseen
 from slipring.prompts.rendering import Rendered, Renderer
 from slipring.prompts.tokenization.tokenizer import Vocabulary
-from slipring.protocol.pictures.item_pictures import image_param, images_of
 from slipring.protocol.responses import TopLogprob
+
+log = logging.getLogger("slipring")
 
 _ROUTER_LIST = "/workers"
 """Where routers list the replicas behind them: smg, vllm-router, SGLang's."""
@@ -69,51 +74,11 @@ _SCHEDULED = 0.95
 """The part of the server's cache that is scheduled: it keeps whole blocks, and other users may need some."""
 _COMPACTION = "compaction"
 """What a loop waits for after its summary, as with the name of a tool: the turn that goes on with it."""
-_ABOUT_PICTURES = re.compile(r"\bimage|multi-?modal|\bPIL\b", re.IGNORECASE)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenServerOptions(UpstreamOptions):
-    """The options of one server, its model and its tokenizer."""
-
-    tokenizer: str = option(
-        "",
-        "the model's `tokenizer.json`, a directory that holds it and `tokenizer_config.json`, or `ORG/REPO`"
-        " of the hub",
-    )
-    dialect: str = dialect_option()
-    thinking: str = thinking_option()
-    variables: str = variables_option()
-    model: str = option("", "the model's name at the server; empty: the first that it serves")
-    context: int = option(0, "tokens of context; 0: as many as the server reports")
-    images: str = option("auto", "whether the model sees pictures: auto (the server is asked), on or off")
-    priorities: bool = option(
-        False,
-        "whether the server schedules by priority: turns of loops that run then go before the first turns of"
-        " others, and both before warmups",
-    )
-    scheduling: bool = option(
-        True, "whether turns wait while the server's KV cache cannot hold the contexts of all running loops"
-    )
-    kv_tokens: int = option(
-        0, "tokens that the server's KV cache holds, that of each replica; 0: as many as the server reports"
-    )
-    replica_header: str = option(
-        DEFAULT_HEADERS, "headers of answers, separated by `;`, of which the first one names the replica"
-    )
-    structural_tags: bool = option(
-        True, "whether the server may be sent structural tags; false: it does not enforce them with xgrammar"
-    )
-
-
-OptionsT = TypeVar("OptionsT", bound=TokenServerOptions)
-
-
-def read_options(kind: str, options: type[OptionsT], text: str) -> OptionsT:
-    """Parse what follows ``KIND:``. Raises ``StartupError`` with one line."""
-    address, pairs = read_address(kind, text, "http://127.0.0.1:8000")
-    url = address.url.removesuffix("/v1")
-    return options(url=url, query=address.query, **read_pairs(kind, options, pairs))
+_LEAST_AHEAD = 64
+"""A session reads ahead no fewer tokens at once."""
+_MOST_AHEAD = 1024
+"""And no more: the next turn waits until they are read."""
+_OWN_SETTINGS = "strict tools, required calls, formats, grammars, seeds, biases or log probabilities"
 
 
 class Served(NamedTuple):
@@ -132,14 +97,19 @@ class Unended(Retryable):
         super().__init__("The engine ended its answer without a finish reason.")
 
 
-class Request(NamedTuple):
-    """An encoded request. It can be sent more than once."""
+class Offer(NamedTuple):
+    """The sessions that a server offers."""
 
-    path: str
-    pieces: Sequence[bytes]
-    headers: dict[str, str]
-    read: Callable[[], PieceParser]
-    """Makes a parser for one answer to it."""
+    most: int | None = None
+    """How many may be open; None if the server does not say."""
+    most_tokens: int | None = None
+    """How many tokens all of them may hold; None if the server does not say."""
+    refused: str = ""
+    """Why there are none, in one line; empty if there are."""
+    is_fault: bool = False
+    """Whether operators should know that there are none: the server was started with sessions."""
+    whole: str = ""
+    """Why turns with settings of their own are sent whole, in one line; empty if they are not."""
 
 
 class TokenServer(RemoteEngine):
@@ -161,6 +131,10 @@ class TokenServer(RemoteEngine):
     """Decides which turns run, if it is known how much the server's cache holds."""
     _loop_ends: ChainEnds | None = None
     """Set by ``start`` if the engine reports the ends of chains to the server."""
+    sessions: Sessions | None = None
+    """Set by ``start`` if the server has them and they are wanted."""
+    offer: Offer = Offer()
+    """Set by ``ask_for_sessions``."""
 
     def __init__(self, options: TokenServerOptions) -> None:
         check_rendering(self.name, options)
@@ -208,17 +182,69 @@ class TokenServer(RemoteEngine):
         await prefetch(self.renderer)
         if self.options.scheduling and (tokens := self.options.kv_tokens or await self.cache_tokens()):
             rules = Rules(int(tokens * _SCHEDULED), self.options.max_jobs)
-            self.schedule = ReplicaSchedules(rules, self.context_demoted, await self._count_replicas())
+            self.schedule = ReplicaSchedules(rules, self._context_demoted, await self._count_replicas())
             self._admission.follow(self.schedule)
             self._loop_ends = ChainEnds(self._loop_ended)
+        await self._start_sessions()
+
+    async def _start_sessions(self) -> None:
+        await self.ask_for_sessions()
+        options, offer = self.options, self.offer
+        if offer.refused:
+            if options.sessions == "on":
+                raise StartupError(f"--engine {self.name}: {options.url}: {offer.refused}")
+            if offer.is_fault:
+                log.warning("%s: sessions are not used: %s", options.url, offer.refused)
+            return
+        if offer.whole:
+            log.warning("%s: sessions are %s", options.url, self.session_use)
+        self.sessions = Sessions(
+            self.session_protocol(),
+            most=options.max_sessions if offer.most is None else min(options.max_sessions, offer.most),
+            most_tokens=offer.most_tokens,
+            idle_s=options.session_idle_s,
+            schedule=self.schedule,
+        )
+
+    async def ask_for_sessions(self) -> None:
+        """Find out which sessions the server offers."""
+        if self.options.sessions == "off" or not self.options.max_sessions:
+            self.offer = Offer(refused="they are switched off")
+        else:
+            self.offer = await self.offered_sessions()
+
+    @property
+    def session_use(self) -> str:
+        if self.offer.refused:
+            return f"not used: {self.offer.refused}"
+        if self.sessions is not None and (refusal := self.sessions.refusal):
+            return f"not opened at present: {refusal}"
+        if self.offer.whole:
+            return f"used, but turns with {_OWN_SETTINGS} are sent whole: {self.offer.whole}"
+        return "used"
+
+    @abstractmethod
+    async def offered_sessions(self) -> Offer:
+        """Ask the server for its sessions. The option ``sessions`` is ``auto`` or ``on``."""
+
+    @abstractmethod
+    def session_protocol(self) -> Protocol:
+        """How its sessions are opened and closed."""
+
+    @abstractmethod
+    def write_in_session(
+        self, job: Job, sent: Rendered, addressed: Addressed, limit: int, constraint: Constraint | None
+    ) -> Request:
+        """Encode the request with the ids that the session does not hold yet. ``limit`` is 0 if nothing is to
+        become part of the session but these ids."""
+
+    def takes_session(self, job: Job, constraint: Constraint | None) -> bool:
+        """Whether the server can answer this job in a session."""
+        return True
 
     async def _takes_images(self) -> bool:
         """Whether the model sees pictures."""
         images = self.options.images
-        if images not in ("auto", "on", "off"):
-            raise StartupError(
-                f"--engine {self.name}: option 'images' must be auto, on or off, not '{images}'"
-            )
         return images == "on" or (images == "auto" and await self.sees())
 
     async def sees(self) -> bool:
@@ -258,6 +284,8 @@ class TokenServer(RemoteEngine):
         return await self.find_vocabulary()
 
     async def close(self) -> None:
+        if self.sessions is not None:
+            await self.sessions.close()
         for ends in (self.chain_ends, self._loop_ends):
             if ends is not None:
                 await ends.close()
@@ -268,7 +296,9 @@ class TokenServer(RemoteEngine):
         self._admission.require_admission(job.tenant, need=self._need(job, 0))
         rendering = await render(job, self.renderer, self.served.context - self.spared, self.tokenizing)
         sent = rendering.prompt if job.generate else rendering.context
-        constraint = await self._constraints.of(job, rendering, self.renderer, self.compiler)
+        constraint: Constraint | None = None
+        if job.generate and may_be_constrained(job):
+            constraint = await self._constraints.of(job, rendering, self.renderer, self.compiler)
         limit = self._limit(job, sent)
         need = self._need(job, sent.total + min(limit, _EXPECTED_TOKENS))
         with self._admission.admission(job.tenant, need=need) as ticket:
@@ -344,9 +374,11 @@ class TokenServer(RemoteEngine):
         if self.schedule is not None:
             self.schedule.drop(key)
 
-    def context_demoted(self, key: str) -> None:
-        """The context of a loop need not be kept any longer. Servers evict by themselves what is not used."""
-        return
+    def _context_demoted(self, key: str) -> None:
+        """The context of a loop need not be kept any longer. Servers evict by themselves what no session
+        holds."""
+        if self.sessions is not None:
+            self.sessions.release(key)
 
     @abstractmethod
     async def cache_tokens(self) -> int | None:
@@ -356,22 +388,56 @@ class TokenServer(RemoteEngine):
         return await count(job, self.renderer, self.served.context, self.tokenizing, enough)
 
     async def prefill(self, prefill: Prefill) -> int:
-        foreseen = await self.foresee(prefill)
+        foreseen = await self._foresee(prefill)
         if foreseen is None:
             return prefill.done_tokens
+        job, sessions, position = prefill.job, self.sessions, position_of(prefill.job)
+        # A context that is rewritten is not a session's; a session's context need not be in the prefix cache.
+        is_appended = prefill.expects == "output" and position is not None
+        if sessions is not None and is_appended and position is not None and sessions.has(job, position.body):
+            if foreseen.parent is None:
+                return prefill.done_tokens
+            done = max(position.total, prefill.done_tokens)
+            return await self._prefill_session(sessions, job, foreseen, done)
         known = 0 if foreseen.parent is None else foreseen.parent.total
-        done, total = max(known, prefill.done_tokens), foreseen.context.total
+        return await self._prefill_cache(job, foreseen, max(known, prefill.done_tokens))
+
+    async def _prefill_cache(self, job: Job, foreseen: Foreseen, done: int) -> int:
+        total = foreseen.context.total
         total -= total % _BLOCK_TOKENS  # servers cache whole blocks only
         if total - done < _LEAST_PREFILL_TOKENS:
             return done
-        request = self.write(prefill.job, foreseen.first(total), 1, None)
+        request = self.write(job, foreseen.first(total), 1, None)
         async with self._prefilling:
             completed = await self._admission.run_spare(
                 self.options.max_jobs // 2, lambda: self.process(request)
             )
         return total if completed else done
 
-    async def foresee(self, prefill: Prefill) -> Foreseen | None:
+    async def _prefill_session(self, sessions: Sessions, job: Job, foreseen: Foreseen, done: int) -> int:
+        async with self._prefilling:
+            while foreseen.context.total - done >= _LEAST_AHEAD:
+                step = min(done + _MOST_AHEAD, foreseen.context.total)
+                if not await self._read_ahead(sessions, job, foreseen.first(step)):
+                    break
+                done = step
+        return done
+
+    async def _read_ahead(self, sessions: Sessions, job: Job, sent: Rendered) -> bool:
+        was_read = False
+
+        async def send(addressed: Addressed) -> None:
+            pieces = await self.ask_aside(self.write_in_session(job, sent, addressed, 0, None))
+            if all(piece.reason is None for piece in pieces):
+                raise Unended
+
+        async def read() -> None:
+            nonlocal was_read
+            was_read = await sessions.read_ahead(job, sent, send)
+
+        return await self._admission.run_spare(self.options.max_jobs // 2, read) and was_read
+
+    async def _foresee(self, prefill: Prefill) -> Foreseen | None:
         """What is certain of the context; None if there is nothing to do, or the server does not answer."""
         if self._admission.trouble is not None:
             return None
@@ -427,9 +493,17 @@ class TokenServer(RemoteEngine):
 
     def exchange(
         self, job: Job, sent: Rendered, limit: int, constraint: Constraint | None, answer: TokenAnswer
-    ) -> "JobExchange":
+    ) -> JobExchange:
         """How the request is sent and answered."""
-        return JobExchange(self, job, self.write(job, sent, limit, constraint), answer)
+        write = partial(self.write, job, sent, limit, constraint)
+        if self.sessions is None or not self.takes_session(job, constraint):
+            return JobExchange(self.attempt, job, write, answer)
+
+        def write_new(addressed: Addressed) -> Request:
+            # A warmup leaves nothing that it emits in the session.
+            return self.write_in_session(job, sent, addressed, limit if job.generate else 0, constraint)
+
+        return SessionExchange(self.attempt, job, write, answer, self.sessions, sent, write_new)
 
     async def choose_model(self, listed: Any) -> Served:
         """The configured model, of those that ``/v1/models`` lists, or the first."""
@@ -493,80 +567,3 @@ class _WholeAnswer:
 
     def take(self, payloads: list[bytes]) -> None:
         self.payloads += payloads
-
-
-class JobExchange:
-    """One job's request and its answer: sends it whole, as often as ``Admission`` asks for."""
-
-    answered: Answered | None = None
-    """Called with the headers of an answer."""
-
-    def __init__(self, server: TokenServer, job: Job, request: Request | None, answer: TokenAnswer) -> None:
-        """``request``: None if ``prepare`` makes it."""
-        self._server = server
-        self._job = job
-        self._request = request
-        self._answer = answer
-
-    async def prepare(self) -> None:
-        """Wait for what the request needs. Called once, before the time begins in which an answer has to
-        begin. No failure of the server fails it."""
-        return
-
-    async def attempt(self, emit: Emit, begin: Callable[[], None]) -> None:
-        """Send the request once and emit its answer; ``begin`` is called when that begins."""
-        assert self._request is not None, "prepare makes it"
-        await self.send(self._request, emit, begin)
-
-    async def send(self, request: Request, emit: Emit, begin: Callable[[], None]) -> None:
-        reader = TokenReader(self._job, request.read(), self._answer, emit, begin)
-        await self._server.attempt(request, reader, self.answered)
-
-    def keep(self, last: list[Delta]) -> None:
-        """Keep what the next turn of the chain can use. Called with the last deltas of a complete answer."""
-        return
-
-    def close(self) -> None:
-        """Free what is not kept, however the answer has ended."""
-        return
-
-
-class PreparedExchange(JobExchange):
-    """Sends a request that takes long to write, because it has pictures: it is written in a thread."""
-
-    def __init__(
-        self, server: TokenServer, job: Job, write: Callable[[], Request], answer: TokenAnswer
-    ) -> None:
-        super().__init__(server, job, None, answer)
-        self._write = write
-
-    async def prepare(self) -> None:
-        self._request = await self._written(self._write)
-
-    async def attempt(self, emit: Emit, begin: Callable[[], None]) -> None:
-        try:
-            await self.try_requests(emit, begin)
-        except InvalidRequest as error:
-            raise _about_picture(error, self._job) from error.__cause__
-
-    async def try_requests(self, emit: Emit, begin: Callable[[], None]) -> None:
-        """Send the request once and emit its answer."""
-        await super().attempt(emit, begin)
-
-    async def _written(self, write: Callable[[], Request]) -> Request:
-        return await self._server.tokenizing.run(self._job.tenant, write, is_local=True)
-
-
-def _about_picture(error: InvalidRequest, job: Job) -> InvalidRequest:
-    """The refusal of a picture, which names its field: servers do not say which one they cannot decode, so
-    it is known only where one is new."""
-    if error.param is not None or _ABOUT_PICTURES.search(error.message) is None:
-        return error
-    new = [(index, item, each) for index, item in enumerate(job.input) for each in images_of(item)]
-    if len(new) != 1:
-        return error
-    index, item, image = new[0]
-    param = image_param(item, index, image)
-    error.message = f"Invalid '{param}': the model's server refuses the image: {error.message}"
-    error.args, error.param = (error.message,), param
-    return error

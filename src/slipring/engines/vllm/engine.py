@@ -26,13 +26,9 @@ from slipring.engines.options import option
 from slipring.engines.remote.affinity import DYNAMO_FINAL, DYNAMO_SESSION, tenant_salt
 from slipring.engines.remote.http_client import spliced
 from slipring.engines.remote.http_failures import HttpFailure
-from slipring.engines.scheduling.priorities_and_hints import (
-    HINTS_MEANING,
-    agent_hints,
-    require_hints,
-    urgency,
-)
+from slipring.engines.scheduling.priorities_and_hints import agent_hints, hints_option, urgency
 from slipring.engines.tokens.chain_ends import ChainEnds
+from slipring.engines.tokens.job_exchange import JobExchange, PicturedExchange, Request
 from slipring.engines.tokens.model_files import ModelInfo, read_tokenizer, unnamed_tokenizer
 from slipring.engines.tokens.remote_vocabulary import (
     MARKS,
@@ -41,16 +37,15 @@ from slipring.engines.tokens.remote_vocabulary import (
     split_spellings,
     tokenizer_errors,
 )
-from slipring.engines.tokens.session_server import Offer, SessionServer, SessionServerOptions
+from slipring.engines.tokens.server_options import TokenServerOptions, read_options
 from slipring.engines.tokens.sessions import Addressed, Protocol
 from slipring.engines.tokens.template_choice import NoTemplate
 from slipring.engines.tokens.token_answer import Fault, Piece, PieceParser, TokenAnswer, failure, reason_of
-from slipring.engines.tokens.token_server import JobExchange, Request, Served, read_options
+from slipring.engines.tokens.token_server import Offer, Served, TokenServer
 from slipring.engines.vllm.pictured_requests import (
     BY_CHAT,
     BY_IDS,
     RESENT,
-    PicturedExchange,
     Way,
     chat_pieces,
     content_parts,
@@ -81,30 +76,26 @@ _BARRED = r"<\|[^<>|\s]{1,60}\|>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VllmOptions(SessionServerOptions):
+class VllmOptions(TokenServerOptions):
     """The options of a vLLM server."""
 
     report_ends: bool = option(
         False,
         "whether slipring reports the end of a chain to Dynamo, with a request for one token and a header",
     )
-    hints: str = option("", HINTS_MEANING)
+    hints: str = hints_option()
 
 
 def _priority(job: Job) -> int:
     return 2 - urgency(job)  # the lower value goes first
 
 
-class VllmEngine(SessionServer):
+class VllmEngine(TokenServer):
     """A vLLM server and its model."""
 
     name = "vllm"
     maker = "a vLLM server"
     options: VllmOptions
-
-    def __init__(self, options: VllmOptions) -> None:
-        super().__init__(options)
-        require_hints(self.name, options.hints)
 
     @classmethod
     def from_options(cls, text: str) -> "VllmEngine":
@@ -173,7 +164,9 @@ class VllmEngine(SessionServer):
             return super().exchange(job, sent, limit, constraint, answer)
         known = known_digests(job, sent) if self._way == "ids" else frozenset[str]()
         write = partial(self._with_pictures, job, sent, constraint)
-        return PicturedExchange(self, job, write, answer, partial(write, known) if known else None)
+        in_thread = partial(self.tokenizing.run, job.tenant, is_local=True)
+        lean = partial(write, known) if known else None
+        return PicturedExchange(self.attempt, job, write, answer, in_thread, lean)
 
     def _with_pictures(
         self, job: Job, sent: Rendered, constraint: Constraint | None, known: frozenset[str] = frozenset()

@@ -6,21 +6,17 @@ the server has dropped them. Any other server takes them by its chat endpoint, w
 """
 
 import hashlib
-from collections.abc import Callable
 from typing import Any, Literal
 
 from msgspec import Raw
 
-from slipring.base.errors import InvalidRequest, ServerError
-from slipring.core.generation import Emit, Job
+from slipring.core.generation import Job
 from slipring.engines.chat.messages import Writer
 from slipring.engines.chat.request_body import EMPTY, offered_tools, toolbox
 from slipring.engines.grey_square import grey_square_url
 from slipring.engines.remote.http_client import HttpClient, spliced
 from slipring.engines.remote.http_failures import BadStatus, HttpFailure
 from slipring.engines.tokens.job_rendering import data_urls, position_of
-from slipring.engines.tokens.token_answer import TokenAnswer
-from slipring.engines.tokens.token_server import PreparedExchange, Request, TokenServer
 from slipring.prompts.rendering import Rendered
 from slipring.protocol import wire
 
@@ -83,40 +79,3 @@ def chat_pieces(job: Job, fields: dict[str, Any]) -> list[bytes]:
     if box.tools:
         fields = {**fields, "tools": Raw(box.json), "tool_choice": "none"}
     return spliced(b'{"messages":[', messages, b"]," + wire.encode(fields)[1:])
-
-
-class PicturedExchange(PreparedExchange):
-    """Names the pictures that the server should know; sends all of them if it does not."""
-
-    def __init__(
-        self,
-        server: TokenServer,
-        job: Job,
-        write: Callable[[], Request],
-        answer: TokenAnswer,
-        write_lean: Callable[[], Request] | None,
-    ) -> None:
-        """``write``: writes a request with everything. ``write_lean``: one without what the server should
-        know; None if that is nothing."""
-        super().__init__(server, job, write, answer)
-        self._write_lean = write_lean
-        self._lean: Request | None = None
-
-    async def prepare(self) -> None:
-        if self._write_lean is None:
-            await super().prepare()
-        else:
-            self._lean = await self._written(self._write_lean)
-
-    async def try_requests(self, emit: Emit, begin: Callable[[], None]) -> None:
-        if self._lean is not None:
-            lean, self._lean = self._lean, None
-            try:
-                await self.send(lean, emit, begin)
-                return
-            except (InvalidRequest, ServerError):
-                if self._answer.has_begun:
-                    raise
-        if self._request is None:
-            await super().prepare()
-        await super().try_requests(emit, begin)

@@ -1,14 +1,11 @@
 """JSON-RPC 2.0 messages: decoding what a server sends, encoding what slipring sends."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from slipring.base.surrogates import repaired
 from slipring.mcp.failures import Malformed
-
-RequestId = int | str
 
 METHOD_NOT_FOUND = -32601
 HEADER_MISMATCH = -32020
@@ -81,21 +78,6 @@ def _valid(message: Message) -> Message:
     return message
 
 
-def encode_request(request_id: RequestId, method: str, params: Mapping[str, Any]) -> bytes:
-    return _encoder.encode({"jsonrpc": "2.0", "id": request_id, "method": method, "params": params})
-
-
-def encode_notification(method: str, params: Mapping[str, Any] | None = None) -> bytes:
-    message: dict[str, Any] = {"jsonrpc": "2.0", "method": method}
-    if params is not None:
-        message["params"] = params
-    return _encoder.encode(message)
-
-
-def encode_result(request_id: RequestId, result: Mapping[str, Any]) -> bytes:
-    return _encoder.encode({"jsonrpc": "2.0", "id": request_id, "result": result})
-
-
-def encode_error(request_id: RequestId, code: int, message: str) -> bytes:
-    error = {"code": code, "message": message}
-    return _encoder.encode({"jsonrpc": "2.0", "id": request_id, "error": error})
+def encode(**fields: Any) -> bytes:
+    """A message with these fields, and the version of the protocol."""
+    return _encoder.encode({"jsonrpc": "2.0", **fields})

@@ -32,9 +32,6 @@ class Agreement(NamedTuple):
     is_modern: bool
     """Whether the server speaks revision 2026-07-28 or newer: no handshake and no sessions."""
     version: str
-    server_name: str
-    """What the server calls itself."""
-    instructions: str | None
     announces_tool_changes: bool
 
 
@@ -114,26 +111,14 @@ class _Capabilities(msgspec.Struct):
     tools: _Capability | None = None
 
 
-class _ServerInfo(msgspec.Struct):
-    name: str = ""
-
-
-class _DiscoverMeta(msgspec.Struct):
-    server: _ServerInfo | None = msgspec.field(default=None, name=f"{_META}serverInfo")
-
-
 class _Discovered(msgspec.Struct, rename="camel"):
     supported_versions: list[str]
     capabilities: _Capabilities = msgspec.field(default_factory=_Capabilities)
-    instructions: str | None = None
-    meta: _DiscoverMeta | None = msgspec.field(default=None, name="_meta")
 
 
 class _Initialized(msgspec.Struct, rename="camel"):
     protocol_version: str
     capabilities: _Capabilities = msgspec.field(default_factory=_Capabilities)
-    server_info: _ServerInfo | None = None
-    instructions: str | None = None
 
 
 class _Supported(msgspec.Struct):
@@ -273,7 +258,7 @@ class McpSession:
         must_notify = not (self._over_http and self._speaks_modern)
         if must_notify and found.was_sent and not isinstance(found, _Handshake):
             params = {"requestId": found.request_id, "reason": reason}
-            actions.append(self._notification("notifications/cancelled", params))
+            actions.append(self._unanswered(method="notifications/cancelled", params=params))
         return actions
 
     # What the driver reports.
@@ -394,7 +379,7 @@ class McpSession:
             headers = ()
         if meta:
             params = {**params, "_meta": meta}
-        data = json_rpc.encode_request(operation.request_id, method, params)
+        data = json_rpc.encode(id=operation.request_id, method=method, params=params)
         return [Send(data, operation.request_id, (*self._version_header(), *headers))]
 
     def _version_header(self) -> tuple[tuple[str, str], ...]:
@@ -402,8 +387,9 @@ class McpSession:
             return (("MCP-Protocol-Version", MODERN_VERSION),)
         return () if self.agreement is None else (("MCP-Protocol-Version", self.agreement.version),)
 
-    def _notification(self, method: str, params: dict[str, Any] | None = None) -> Send:
-        return Send(json_rpc.encode_notification(method, params), None, self._version_header())
+    def _unanswered(self, **fields: Any) -> Send:
+        """A message that has no answer: a notification, or a reply."""
+        return Send(json_rpc.encode(**fields), None, self._version_header())
 
     # The handshake.
 
@@ -470,8 +456,7 @@ class McpSession:
             if self._is_modern is None and set(found.supported_versions) & set(LEGACY_VERSIONS):
                 return self._initialize(operation)
             return self._finish(operation, _no_common_version())
-        server = (found.meta and found.meta.server) or _ServerInfo()
-        return self._agree(operation, True, MODERN_VERSION, server, found)
+        return self._agree(operation, True, MODERN_VERSION, found.capabilities)
 
     def _initialized(self, operation: _Handshake, result: msgspec.Raw) -> list[Action]:
         try:
@@ -481,26 +466,14 @@ class McpSession:
             return self._finish(operation, failure.settle(operation.outcome_if_lost))
         if found.protocol_version not in LEGACY_VERSIONS:
             return self._finish(operation, _no_common_version())
-        server = found.server_info or _ServerInfo()
-        finish = self._agree(operation, False, found.protocol_version, server, found)
-        return [self._notification("notifications/initialized"), *finish]
+        finish = self._agree(operation, False, found.protocol_version, found.capabilities)
+        return [self._unanswered(method="notifications/initialized"), *finish]
 
     def _agree(
-        self,
-        operation: _Handshake,
-        is_modern: bool,
-        version: str,
-        server: _ServerInfo,
-        found: _Discovered | _Initialized,
+        self, operation: _Handshake, is_modern: bool, version: str, capabilities: _Capabilities
     ) -> list[Action]:
-        tools = found.capabilities.tools
-        self.agreement = Agreement(
-            is_modern=is_modern,
-            version=version,
-            server_name=server.name[:200],
-            instructions=found.instructions,
-            announces_tool_changes=tools is not None and bool(tools.list_changed),
-        )
+        tools = capabilities.tools
+        self.agreement = Agreement(is_modern, version, tools is not None and bool(tools.list_changed))
         self.state = State.READY
         return self._finish(operation, self.agreement)
 
@@ -582,10 +555,9 @@ class McpSession:
         if self._speaks_modern or self.state is State.PROBING:
             return []
         if message.method == "ping":
-            data = json_rpc.encode_result(request_id, {})
-        else:
-            data = json_rpc.encode_error(request_id, json_rpc.METHOD_NOT_FOUND, "Method not found")
-        return [Send(data, None, self._version_header())]
+            return [self._unanswered(id=request_id, result={})]
+        error = {"code": json_rpc.METHOD_NOT_FOUND, "message": "Method not found"}
+        return [self._unanswered(id=request_id, error=error)]
 
     def _receive_notification(self, message: Message) -> list[Action]:
         if message.method == "notifications/tools/list_changed":

@@ -20,19 +20,14 @@ _MAX_CONTENT_BLOCKS = 10_000
 class ToolAnnotations(msgspec.Struct, frozen=True, rename="camel"):
     """What a server says about a tool. Not to be trusted unless the server is."""
 
-    title: str | None = None
     read_only_hint: bool | None = None
-    destructive_hint: bool | None = None
-    idempotent_hint: bool | None = None
-    open_world_hint: bool | None = None
 
 
 class _WireTool(msgspec.Struct, rename="camel"):
     name: str
     input_schema: msgspec.Raw
-    title: str | None = None
     description: str | None = None
-    output_schema: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    output_schema: msgspec.Raw = msgspec.Raw()
     annotations: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -45,13 +40,11 @@ class _WirePage(msgspec.Struct, rename="camel"):
 
 
 class Tool(NamedTuple):
-    """A tool that can be called. The schemas are the server's own bytes."""
+    """A tool that can be called. The schema is the server's own bytes."""
 
     name: str
     input_schema: msgspec.Raw
-    title: str | None = None
     description: str | None = None
-    output_schema: msgspec.Raw | None = None
     annotations: ToolAnnotations = ToolAnnotations()
     param_headers: tuple[ParamHeader, ...] = ()
 
@@ -145,8 +138,7 @@ class ListInProgress:
             raise ValueError("its name is empty, too long, or has control characters")
         if wire.name in self.tools:
             raise ValueError("an earlier tool has the same name")
-        output = None if isinstance(wire.output_schema, msgspec.UnsetType) else wire.output_schema
-        if len(wire.input_schema) + len(output or b"") > self.limits.max_schema_bytes:
+        if len(wire.input_schema) + len(wire.output_schema) > self.limits.max_schema_bytes:
             raise ValueError(f"its schema has more than {self.limits.max_schema_bytes} bytes")
         try:
             schema = _any.decode(wire.input_schema)
@@ -157,9 +149,7 @@ class ListInProgress:
         return Tool(
             name=wire.name,
             input_schema=wire.input_schema,
-            title=wire.title,
             description=wire.description,
-            output_schema=output,
             annotations=_read_annotations(wire.annotations),
             param_headers=param_headers(schema) if self.check_marks else (),
         )

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from slipring.mcp.failures import ConnectionLost, Malformed, McpFailure, TooLarge, Unreachable
 from slipring.mcp.protocol.session import McpSession, Send
+from slipring.mcp.redaction import Redaction
 from slipring.mcp.servers import StdioServer
 from slipring.mcp.transports.connection import Connection
 
@@ -134,9 +135,7 @@ class StdioConnection(Connection):
     def _last_words(self) -> str:
         """The end of the process's standard error, without the values that the configuration gave it."""
         text = self.stderr_tail.decode("utf-8", "replace").strip()
-        for value in sorted(self._server.env.values(), key=len, reverse=True):
-            if value:
-                text = text.replace(value, "[redacted]")
+        text = Redaction(self._server.secrets(), 1).text(text)
         return f"; its last output: {text}" if text else ""
 
     async def _drain_stderr(self, process: asyncio.subprocess.Process) -> None:

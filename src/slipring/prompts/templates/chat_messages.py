@@ -36,6 +36,7 @@ from slipring.protocol.items import (
     Message,
     Part,
     Reasoning,
+    may_have_images,
     plain_text,
     short_id,
 )
@@ -217,7 +218,7 @@ class MessageBuilder:
 
     def _text(self, content: str | list[Part], item: Item) -> str:
         """The text of a content, with a mark for each picture."""
-        found = pictures(item)
+        found = pictures(item) if may_have_images(item) else ()
         if not found:
             return unmarked(plain_text(content))
         assert isinstance(content, list), "only parts hold pictures"

@@ -11,12 +11,12 @@ from hashlib import blake2b
 from itertools import count
 from pathlib import Path
 from typing import Annotated, Literal, Protocol
-from weakref import WeakValueDictionary
 
 import msgspec
 from msgspec import Meta, Struct
 
 from slipring.base.errors import ApiError, ModelNotFound, StartupError
+from slipring.base.tenant_slots import TenantSlots
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import Carry, ResponseState
 from slipring.core.checks.verdicts import Subject
@@ -120,9 +120,7 @@ class Guard:
         self._context = context
         self._format = guard_format(settings)
         self._head = Head(instructions=self._format.instructions)
-        self._at_once = at_once
-        self._rooms: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-        """By tenant: the room for its jobs, for as long as one runs or waits."""
+        self._slots = TenantSlots(at_once)
         self._numbers = count(1)
         self._conversations: OrderedDict[bytes, ResponseState] = OrderedDict()
         """By tenant and the context that the next subject comes with. The least recently used first."""
@@ -183,7 +181,7 @@ class Guard:
         """The scores that the model gives, and the state of the conversation after its answer."""
         try:
             job = self._job(question, tenant, parent)
-            async with self._room_of(tenant):
+            async with self._slots.hold(tenant):
                 answer, finished = await self._generate(job)
         except ApiError as error:
             raise SourceFailed(f"the guard model failed: {error.code}") from None
@@ -207,12 +205,6 @@ class Guard:
             position=finished.position,
         )
         return scores, state
-
-    def _room_of(self, tenant: str) -> asyncio.Semaphore:
-        room = self._rooms.get(tenant)
-        if room is None:
-            room = self._rooms[tenant] = asyncio.Semaphore(self._at_once)
-        return room
 
     def _job(self, question: Question, tenant: str, parent: ResponseState | None) -> Job:
         model = self._engines.find(self._settings.model)

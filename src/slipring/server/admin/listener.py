@@ -29,6 +29,7 @@ from slipring.base.errors import (
     ServerError,
     StartupError,
 )
+from slipring.base.periodic_tasks import PeriodicTasks
 from slipring.config.settings import ADMIN_AUTO, ADMIN_OFF, Config
 from slipring.core.byte_ledger import Ledger
 from slipring.core.limits import Limits
@@ -42,7 +43,6 @@ from slipring.server.connections.acceptor import Acceptor
 from slipring.server.connections.client_connection import connection_factory, connection_of, http_logger
 from slipring.server.connections.open_connections import Connections
 from slipring.server.endpoints.replies import add_standard_headers, error_response, json_response
-from slipring.server.periodic_tasks import cancel_and_wait
 from slipring.server.process.listening_sockets import is_loopback, listen
 
 log = logging.getLogger("slipring")
@@ -58,7 +58,6 @@ _TYPES = {
     ".css": "text/css",
     ".js": "text/javascript",
     ".svg": "image/svg+xml",
-    ".png": "image/png",
 }
 _HEADERS = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; object-src 'none';"
@@ -100,14 +99,14 @@ class AdminListener:
         self._key = config.admin_key.encode()
         require_admin_key(config, self._host)
         self._source = source
-        self._stream = LiveStream(source)
+        self._stream = LiveStream(source.greeting, source.subscribe)
         limits = Limits()
         requests = Ledger(limits.tenant_request_bytes, limits.request_bytes)
         self._connections = Connections(limits, _MOST_CONNECTIONS, requests, now)
         self._files = _page_files()
         self._runner: web.AppRunner | None = None
         self._acceptor: Acceptor | None = None
-        self._ticker: asyncio.Task[None] | None = None
+        self._ticker = PeriodicTasks()
 
     @property
     def url(self) -> str:
@@ -127,14 +126,13 @@ class AdminListener:
         make = connection_factory(self._runner.server, self._connections, **options)
         self._acceptor = Acceptor(listener, self._connections, make)
         self._acceptor.start()
-        self._ticker = asyncio.create_task(self._tick())
+        self._ticker.start("the tick of the admin listener", self._tick, _TICK_S)
 
     async def close(self) -> None:
         """Stop serving and disconnect all clients."""
         if self._acceptor is not None:
             await self._acceptor.close()
-        if self._ticker is not None:
-            await cancel_and_wait([self._ticker])
+        await self._ticker.stop()
         self._stream.close()
         if self._runner is not None:
             await self._runner.cleanup()
@@ -148,11 +146,7 @@ class AdminListener:
             return listen(self._host, 0)
 
     async def _tick(self) -> None:
-        clock = asyncio.get_running_loop().time
-        while True:
-            # When a second begins, as the server's own tick: a process at rest wakes up once for both.
-            await asyncio.sleep(_TICK_S - clock() % _TICK_S)
-            self._connections.tick()
+        self._connections.tick()
 
     def _application(self) -> web.Application:
         app = web.Application(middlewares=[_answer_errors])

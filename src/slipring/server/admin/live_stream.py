@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 from collections.abc import Callable
-from typing import Protocol
 
 from aiohttp import web
 
@@ -16,21 +15,17 @@ _UNREAD_LINES = 8
 """Lines of a live stream that may wait for its reader; one that is slower is disconnected."""
 
 
-class Messages(Protocol):
-    """Where the messages of the stream come from."""
-
-    def greeting(self) -> live_messages.Greeting:
-        """The first message."""
-
-    def subscribe(self, receive: live_messages.Receive) -> Callable[[], None]:
-        """Send all others to ``receive``, as lines, until the returned function is called."""
-
-
 class LiveStream:
     """The live stream of one admin listener, as its readers get it."""
 
-    def __init__(self, messages: Messages) -> None:
-        self._messages = messages
+    def __init__(
+        self,
+        greeting: Callable[[], live_messages.Greeting],
+        subscribe: Callable[[live_messages.Receive], Callable[[], None]],
+    ) -> None:
+        """``greeting``: the first message. ``subscribe``: sends all others to what it is given, as lines,
+        until the function that it returns is called."""
+        self._greeting, self._subscribe = greeting, subscribe
         self._readers: set[asyncio.Queue[bytes | None]] = set()
 
     def close(self) -> None:
@@ -46,7 +41,7 @@ class LiveStream:
         stream = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
         await stream.prepare(request)
         lines: asyncio.Queue[bytes | None] = asyncio.Queue(_UNREAD_LINES)
-        lines.put_nowait(live_messages.encode(self._messages.greeting()))
+        lines.put_nowait(live_messages.encode(self._greeting()))
 
         def receive(line: bytes) -> None:
             try:
@@ -55,7 +50,7 @@ class LiveStream:
                 connection_of(request).abort()
 
         self._readers.add(lines)
-        unsubscribe = self._messages.subscribe(receive)
+        unsubscribe = self._subscribe(receive)
         try:
             with contextlib.suppress(ConnectionError):
                 while (line := await lines.get()) is not None:

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 from aiohttp import web
 
 from slipring.base.errors import ApiError
+from slipring.base.periodic_tasks import cancel_and_wait
 from slipring.core.limits import Limits
 from slipring.protocol.endpoints import translation
 from slipring.protocol.events import TERMINAL
@@ -17,7 +18,6 @@ from slipring.server.background import orphaned_runs
 from slipring.server.background.runs import Background
 from slipring.server.connections.client_connection import connection_of
 from slipring.server.endpoints import replies
-from slipring.server.periodic_tasks import cancel_and_wait
 from slipring.stores.runs import Run, RunEvent
 
 _TERMINAL_TYPES = frozenset(event.__struct_config__.tag for event in TERMINAL)

@@ -35,11 +35,7 @@ _KINDS: dict[str, type[ResponseEvent]] = {
 """The terminal events of saved responses, by status."""
 
 
-_response = json.Decoder(Response)
-
-
-def read_response(data: bytes) -> Response:
-    return _response.decode(data)
+read_response = json.Decoder(Response).decode
 
 
 class Claim(Struct, frozen=True):

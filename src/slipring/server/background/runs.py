@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Awaitable
 
 from slipring.base.errors import OVERLOAD_RETRY_S, ApiError, RateLimited
+from slipring.base.periodic_tasks import PeriodicTasks, cancel_and_wait
 from slipring.core.betas import NO_BETAS, Betas
 from slipring.core.turn.turn import Turn
 from slipring.protocol.events import TERMINAL, Error, Event, ResponseEvent
@@ -24,9 +25,7 @@ from slipring.server.background import orphaned_runs, unfinished_responses
 from slipring.server.clock import now, shared_now
 from slipring.server.driver import Driver, Exchange, Sink
 from slipring.server.observation.ended_turns import Origin
-from slipring.server.periodic_tasks import PeriodicTasks, cancel_and_wait
 from slipring.server.service import Service, shutting_down
-from slipring.server.state_lookup import StoredStates
 from slipring.server.transports.http import PostedCreate
 from slipring.stores.runs import Beginning, Lease, LeaseLost, Run, RunEvent
 
@@ -131,7 +130,7 @@ class LiveRun(Sink):
             service.open_exchange(caller, betas),
             self,
             origin=Origin("background", traceparent=traceparent),
-            states=StoredStates(service.store.responses, service.lookups),
+            states=service.stored_states,
             lease=self._lease,
         )
 
@@ -213,7 +212,9 @@ class LiveRun(Sink):
             # It has ended already: its end is written with the response that ends it.
             first, self._unwritten = first[:1], first[1:]
         parent_id = turn.bound.parent.id if turn.bound.parent is not None else None
-        self._beginning = Beginning(parent_id, turn.head, turn.input, turn.hosted.is_upstream)
+        assert turn.prepared is not None
+        is_upstream = turn.prepared.draft.model.runs_hosted_tools
+        self._beginning = Beginning(parent_id, turn.head, turn.input, is_upstream)
         beginning = self._take_beginning()
         lease = await self._store.runs.open(
             self.driver.session.tenant,
@@ -279,7 +280,7 @@ class LiveRun(Sink):
     def _take_beginning(self) -> Beginning | None:
         """What the response began with, once, as soon as no safety check holds it back."""
         turn = self._turn
-        if turn is None or turn.is_blocked or (turn.checks is not None and turn.checks.holds_input):
+        if turn is None or turn.is_blocked or (turn.checks is not None and turn.checks.gate.holds_input):
             return None
         taken, self._beginning = self._beginning, None
         return taken

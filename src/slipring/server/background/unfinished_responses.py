@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from msgspec import Raw, Struct, json, structs
+from msgspec import Raw, Struct, json
 
 from slipring.base.errors import InvalidEncryptedContent, InvalidPrompt
 from slipring.core.chain import hosted_items_in_context, input_items, sealed_items
@@ -101,8 +101,7 @@ async def find_state(store: Store, seal: Seal, tenant: str, response: Response) 
     carry = input_items.join(input_items.carried(parent), beginning.input, complete=False)
     carry = hosted_items_in_context.denied(carry)
     if beginning.is_upstream:
-        # Lists and approvals of another server mean nothing here.
-        carry = structs.replace(input_items.after_output(carry, output), lists={}, approvals={})
+        carry = input_items.after_output(carry, output).without_hosted_items
     else:
         output = hosted_items_in_context.opened(output)
         carry = input_items.after_output(carry, output)

@@ -9,24 +9,26 @@ from msgspec import Raw
 from slipring.base.errors import InvalidRequest
 from slipring.core.attachment_rules import AttachmentRules
 from slipring.core.hosted.tools import CallOutcome
-from slipring.mcp import (
-    AudioContent,
+from slipring.mcp.failures import (
     ConnectionLost,
-    ContentBlock,
-    EmbeddedResource,
     HttpRejected,
-    ImageContent,
     McpFailure,
     Outcome,
     ProtocolFailure,
-    Redaction,
     RequestRefused,
-    ResourceLink,
-    TextContent,
     TimedOut,
-    ToolResult,
     Unreachable,
 )
+from slipring.mcp.protocol.tools import (
+    AudioContent,
+    ContentBlock,
+    EmbeddedResource,
+    ImageContent,
+    ResourceLink,
+    TextContent,
+    ToolResult,
+)
+from slipring.mcp.redaction import Redaction
 from slipring.protocol.hosted.hosted_items import CallError, HttpError, ProtocolError, ToolError
 from slipring.protocol.pictures.item_pictures import Picture, described, picture_of
 

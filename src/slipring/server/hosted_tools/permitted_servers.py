@@ -12,19 +12,11 @@ from slipring.config.settings import Config
 from slipring.config.tables import BuiltinMapping, McpRegistration
 from slipring.core.generation import UpstreamTools
 from slipring.core.limits import Limits
-from slipring.mcp import (
-    Credential,
-    HttpServer,
-    McpLimits,
-    McpServer,
-    Reach,
-    RegisteredAddresses,
-    RequestRefused,
-    StdioServer,
-    UrlPolicy,
-    admit,
-    parse_url,
-)
+from slipring.mcp.failures import RequestRefused
+from slipring.mcp.limits import McpLimits
+from slipring.mcp.servers import Credential, HttpServer, McpServer, StdioServer
+from slipring.mcp.transports.address_policy import Reach, RegisteredAddresses
+from slipring.mcp.url_policy import UrlPolicy, admit, parse_url
 from slipring.protocol.hosted.builtin_tools import BuiltinKind
 from slipring.protocol.hosted.mcp_tools import McpTool
 from slipring.server.access.auth import Caller

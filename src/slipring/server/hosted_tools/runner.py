@@ -13,11 +13,16 @@ import msgspec
 from msgspec import Raw, Struct, UnsetType
 
 from slipring.base.errors import ExternalConnectorError, InvalidRequest
+from slipring.base.tenant_slots import TenantSlots
 from slipring.core.attachment_rules import AttachmentRules
 from slipring.core.hosted.tool_lists import FetchedList
 from slipring.core.hosted.tools import CallOutcome, CallProgress, HostedCall, ResolvedBuiltin, ResolvedServer
 from slipring.core.limits import Limits
-from slipring.mcp import HttpServer, McpFailure, Outcome, ProgressUpdate, Redaction, Tool
+from slipring.mcp.failures import McpFailure, Outcome
+from slipring.mcp.protocol.session import ProgressUpdate
+from slipring.mcp.protocol.tools import Tool
+from slipring.mcp.redaction import Redaction
+from slipring.mcp.servers import HttpServer
 from slipring.protocol.definitions import MOST_TOOLS
 from slipring.protocol.hosted.builtin_tools import BuiltinKind
 from slipring.protocol.hosted.hosted_items import CallError, ProtocolError
@@ -35,7 +40,6 @@ from slipring.server.hosted_tools.call_outcomes import (
 )
 from slipring.server.hosted_tools.permitted_servers import Registry, ServerRefused, Target
 from slipring.server.observation.turn_log import plain
-from slipring.server.tenant_slots import TenantSlots
 
 if TYPE_CHECKING:
     from slipring.mcp.pool import Pool

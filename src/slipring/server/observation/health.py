@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable
 
 from slipring import __version__
+from slipring.base.periodic_tasks import cancel_and_wait
 from slipring.protocol.endpoints.reply_bodies import CheckHealth, EngineHealth, Health, Readiness
 from slipring.server.service import Service
 from slipring.stores.store import Store
@@ -47,8 +48,7 @@ class StoreHealth:
 
     async def close(self) -> None:
         if self._trial is not None:
-            self._trial.cancel()
-            await asyncio.wait([self._trial])
+            await cancel_and_wait([self._trial])
 
 
 def health_of(service: Service, store_trouble: str | None) -> tuple[Health, int]:

@@ -79,14 +79,10 @@ class Metrics:
     def totals(self) -> live_messages.Totals:
         """What the live view shows of the turns since the start."""
         fallbacks = _by_name(table.RENDER_FALLBACKS, self._service.render_fallbacks, self._reasons)
+        counted = (table.TURNS, table.TOKENS, table.REQUEST_BYTES, table.HISTORY_BYTES_SAVED)
         return totals(
-            {
-                table.TURNS.name: self._counter(table.TURNS).items(),
-                table.TOKENS.name: self._counter(table.TOKENS).items(),
-                table.REQUEST_BYTES.name: self._counter(table.REQUEST_BYTES).items(),
-                table.HISTORY_BYTES_SAVED.name: self._counter(table.HISTORY_BYTES_SAVED).items(),
-                table.RENDER_FALLBACKS.name: [(labels, int(count)) for _, labels, count in fallbacks],
-            }
+            {metric.name: self._counter(metric).items() for metric in counted}
+            | {table.RENDER_FALLBACKS.name: [(labels, int(count)) for _, labels, count in fallbacks]}
         )
 
     def _counted(self) -> Iterator[Reading]:

@@ -98,25 +98,7 @@ class TurnLine:
         return f"{model} {outcome}: {', '.join(parts)}"
 
 
-class LineFormatter(logging.Formatter):
-    """Formats lines with their time, as configured. The text of a second is made once: a busy server writes a
-    thousand lines in one."""
-
-    def __init__(self, line: str) -> None:
-        super().__init__(line)
-        self._second = -1
-        self._text = ""
-
-    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
-        if datefmt is not None:
-            return super().formatTime(record, datefmt)
-        second = int(record.created)
-        if second != self._second:
-            self._second, self._text = second, super().formatTime(record, self.default_time_format)
-        return f"{self._text},{int(record.msecs):03d}"
-
-
-class TerminalFormatter(LineFormatter):
+class TerminalFormatter(logging.Formatter):
     """Formats the lines of the turn log as a time and a short text, and all others as configured."""
 
     def format(self, record: logging.LogRecord) -> str:

@@ -13,8 +13,7 @@ def set_up_logging(level: str, *, names_process: bool = False) -> None:
     process = "[%(process)d] " if names_process else ""
     line = f"%(asctime)s %(levelname)s {process}%(name)s %(message)s"
     handler = logging.StreamHandler(sys.stderr)
-    is_terminal = sys.stderr.isatty()
-    handler.setFormatter((turn_log.TerminalFormatter if is_terminal else turn_log.LineFormatter)(line))
+    handler.setFormatter((turn_log.TerminalFormatter if sys.stderr.isatty() else logging.Formatter)(line))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     if level.upper() != "DEBUG":
         # The HTTP library of the model hub's client logs every request.

@@ -14,6 +14,7 @@ from aiohttp import web
 
 from slipring.base.errors import StartupError, Unavailable
 from slipring.base.garbage_collection import FullCollections, exempt_from_collection
+from slipring.base.periodic_tasks import PeriodicTasks
 from slipring.config.settings import ADMIN_OFF, Config
 from slipring.config.tables import ModelEntry
 from slipring.core.generation import Defaults, Hosting
@@ -33,7 +34,6 @@ from slipring.server.connections.file_descriptors import log_reduced_room
 from slipring.server.endpoints.app import build_app
 from slipring.server.observation.loop_lag import LoopLag
 from slipring.server.observation.metrics import Metrics
-from slipring.server.periodic_tasks import StoreMaintenance, cancel_and_wait
 from slipring.server.process.listening_sockets import base_url, bind_shared, listen
 from slipring.server.process.memory_trim import MemoryTrimmer, find_malloc_trim
 from slipring.server.process.process_metrics import resident_bytes
@@ -41,6 +41,7 @@ from slipring.server.process.runtime import shorten_switch_interval
 from slipring.server.process.stop_requests import StopRequest, run_until
 from slipring.server.process.worker_messages import Serving
 from slipring.server.service import Service, shutting_down
+from slipring.server.store_maintenance import StoreMaintenance
 from slipring.stores.store import Store, open_store
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ class Server:
         self._admin: AdminListener | None = None
         self._runner: web.AppRunner | None = None
         self._acceptors: list[Acceptor] = []
-        self._ticker: asyncio.Task[None] | None = None
+        self._ticker = PeriodicTasks()
         self.stop_request = StopRequest()
         self.port = config.port
 
@@ -146,7 +147,7 @@ class Server:
         self._runner = runner
         log_reduced_room(self.service.connections.room, self.config.limits.max_connections)
         self._lag.start()
-        self._ticker = asyncio.create_task(self._tick())
+        self._ticker.start("the tick of the server", self._tick, _TICK_S)
         self._maintenance.start()
         self.background.start()
         if self._tracer is not None:
@@ -227,7 +228,6 @@ class Server:
         """
         self.service.draining = True
         assert self._runner is not None
-        assert self._ticker is not None
         for acceptor in self._acceptors:
             await acceptor.close()
         grace_s = self.config.limits.drain_timeout_s
@@ -237,7 +237,7 @@ class Server:
             on_drain(sum(client.in_flight for client in self.service.clients))
         await run_until(self.stop_request.immediate, self._drained(), timeout_s=grace_s + 2 * _TICK_S)
         self._lag.stop()
-        await cancel_and_wait([self._ticker])
+        await self._ticker.stop()
         await self.background.close()
         await self.service.prefills.close()
         await self._maintenance.stop()
@@ -285,18 +285,15 @@ class Server:
 
     async def _tick(self) -> None:
         clock = asyncio.get_running_loop().time
-        while True:
-            # Timers are due when a second begins.
-            await asyncio.sleep(_TICK_S - clock() % _TICK_S)
-            await self.service.tick()
-            await self._memory_trimmer.trim(clock())
-            self.service.parking.sweep(now())
-            self.service.known.sweep(now())
-            self.service.heads.sweep(now())
-            self.service.items.sweep(now())
-            self.service.connections.tick()
-            if self._collections is not None and self._collections.run_if_due(clock()):
-                self._memory_trimmer.garbage_collected()
+        await self.service.tick()
+        await self._memory_trimmer.trim(clock())
+        self.service.parking.sweep(now())
+        self.service.known.sweep(now())
+        self.service.heads.sweep(now())
+        self.service.items.sweep(now())
+        self.service.connections.tick()
+        if self._collections is not None and self._collections.run_if_due(clock()):
+            self._memory_trimmer.garbage_collected()
 
 
 def _catalog(config: Config, engine: Engine | None, open_by_name: Callable[[str], Engine]) -> Catalog:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Coroutine
 from typing import Any
 
-from slipring.server.periodic_tasks import cancel_and_wait
+from slipring.base.periodic_tasks import cancel_and_wait
 
 log = logging.getLogger("slipring")
 

@@ -4,6 +4,8 @@ They travel through pipes rather than as arguments, which every user of the mach
 contain keys.
 """
 
+from collections.abc import Callable
+
 import msgspec
 from msgspec import Struct
 
@@ -110,22 +112,14 @@ Command = Assignment | EngineMoved | Watch | EndWatch | Describe | Stop | StopNo
 Report = Serving | Failed | Draining | EngineSuspected | Described | Measured
 """From a worker. It also writes live updates, which the supervisor does not decode."""
 
-_command: msgspec.json.Decoder[Command] = msgspec.json.Decoder(Command)
-_report: msgspec.json.Decoder[Report] = msgspec.json.Decoder(Report)
+decode_command: Callable[[bytes], Command] = msgspec.json.Decoder(Command).decode
+decode_report: Callable[[bytes], Report] = msgspec.json.Decoder(Report).decode
 
 
 def encode(message: Command | Report) -> bytes:
     return msgspec.json.encode(message) + b"\n"
 
 
-def decode_command(line: bytes) -> Command:
-    return _command.decode(line)
-
-
 def is_update(line: bytes) -> bool:
     """Whether a line is a live update and no report."""
     return line.startswith(b'{"type":"update"')
-
-
-def decode_report(line: bytes) -> Report:
-    return _report.decode(line)

@@ -31,7 +31,6 @@ from slipring.server.endpoints.replies import error_reply, json_response
 from slipring.server.observation.ended_turns import EndedTurn, Origin, Transport
 from slipring.server.request_decoding import ReadCreate
 from slipring.server.service import Service
-from slipring.server.state_lookup import StoredStates
 from slipring.server.transports.outbox import Outbox, run_until_waiting
 
 
@@ -91,7 +90,7 @@ async def driving(
         session,
         sink or reply,
         origin=Origin(reply.transport, traceparent=posted.traceparent, api=reply.api),
-        states=StoredStates(service.store.responses, service.lookups),
+        states=service.stored_states,
     )
     with service.serving(_HttpExchange(driver, reply)):
         try:

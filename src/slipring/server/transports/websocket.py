@@ -27,7 +27,6 @@ from slipring.server.driver import Driver
 from slipring.server.observation.ended_turns import EndedTurn, Origin
 from slipring.server.request_decoding import LARGE_BYTES
 from slipring.server.service import Service
-from slipring.server.state_lookup import SocketStates
 from slipring.server.transports.beta_header import of_socket
 from slipring.server.transports.outbox import Outbox, run_until_waiting
 
@@ -139,10 +138,9 @@ class WebSocketConnection(Outbox):
         in both directions, which is what proxies between the two wait for."""
         self._betas = of_socket(request.headers)
         session = service.open_session(caller, self._betas)
-        states = SocketStates(service.store.responses, service.parking, service.peers, service.lookups)
         service.sockets_opened += 1
         origin = Origin("websocket", service.sockets_opened, request.headers.get("traceparent"))
-        self.driver = Driver(service, caller, session, self, origin=origin, states=states)
+        self.driver = Driver(service, caller, session, self, origin=origin, states=service.socket_states)
         self._client_closed = False
         self.recent: deque[EndedTurn] | None = None
         """The latest turns; None until there is one."""

@@ -1,11 +1,13 @@
 """Calls that the client answers, while the model writes them: their events and their items."""
 
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import msgspec
-from msgspec import UNSET, Raw, Struct
+from msgspec import UNSET, Raw, Struct, structs
 
 from slipring.core.generation import CallStarted
+from slipring.core.turn.output.numbered_items import NumberedItems
 from slipring.protocol import events, wire
 from slipring.protocol.client_tools import (
     ComputerAction,
@@ -21,7 +23,6 @@ from slipring.protocol.responses import (
     FunctionCallItem,
     ItemStatus,
     LocalShellCallItem,
-    OutputItem,
     ShellCallItem,
     ToolSearchCallItem,
 )
@@ -33,24 +34,12 @@ ClientCallItem = (
 )
 
 
-class CallOutput(Protocol):
-    """The part of ``Output`` that a call writes to."""
-
-    def name_item(self, kind: str, tag: str | None = None) -> str: ...
-
-    def mint_call(self) -> str: ...
-
-    def start_item(self, item: OutputItem) -> None: ...
-
-    def emit(self, kind: type[events.ItemEvent], **fields: object) -> None: ...
-
-
 class Call:
     """An open ``function_call`` or ``custom_tool_call`` item. Opening it emits its ``added`` event."""
 
     __slots__ = ("_call_id", "_output", "_started", "delta_kind", "id", "pieces")
 
-    def __init__(self, output: CallOutput, started: CallStarted) -> None:
+    def __init__(self, output: NumberedItems, started: CallStarted) -> None:
         self._output = output
         self._started = started
         self.pieces: list[str] = []
@@ -102,116 +91,25 @@ class WholeCall:
 
     __slots__ = ("_call_id", "_form", "_id", "pieces")
 
-    def __init__(self, output: CallOutput, form: "CallForm") -> None:
+    def __init__(self, output: NumberedItems, form: "_Form") -> None:
         self.pieces: list[str] = []
         self._form = form
         self._call_id = output.mint_call()
-        self._id = output.name_item(form.item_type)
-        output.start_item(form.opened(self._id, self._call_id))
+        self._id = output.name_item(form.item.__struct_config__.tag)
+        output.start_item(self._item("in_progress", form.nothing))
 
     def close(self, status: ItemStatus) -> ClientCallItem:
         """The finished item. Arguments that are not in its form make it incomplete: it needs no answer."""
-        return self._form.closed(self._id, self._call_id, "".join(self.pieces), status)
+        fields = self._form.read("".join(self.pieces))
+        if fields is None:
+            return self._item(self._form.broken_off, self._form.nothing)
+        if status != "completed" and self._form.broken_off == "in_progress":
+            return self._item("in_progress", self._form.nothing)
+        return self._item(status, fields)
 
-
-class CallForm(Protocol):
-    """The form of the items of one tool."""
-
-    item_type: str
-
-    def opened(self, item_id: str, call_id: str) -> ClientCallItem:
-        """The item of a call whose arguments the model is writing."""
-
-    def closed(self, item_id: str, call_id: str, arguments: str, status: ItemStatus) -> ClientCallItem:
-        """The finished item."""
-
-
-class _SearchForm:
-    item_type = "tool_search_call"
-
-    def opened(self, item_id: str, call_id: str) -> ToolSearchCallItem:
-        return ToolSearchCallItem(id=item_id, call_id=call_id, arguments=Raw(b"{}"), status="in_progress")
-
-    def closed(self, item_id: str, call_id: str, arguments: str, status: ItemStatus) -> ToolSearchCallItem:
-        return ToolSearchCallItem(id=item_id, call_id=call_id, arguments=_as_json(arguments), status=status)
-
-
-class _ShellForm:
-    item_type = "shell_call"
-
-    def opened(self, item_id: str, call_id: str) -> ShellCallItem:
-        return ShellCallItem(
-            id=item_id, call_id=call_id, action=ShellAction(commands=[]), status="in_progress"
-        )
-
-    def closed(self, item_id: str, call_id: str, arguments: str, status: ItemStatus) -> ShellCallItem:
-        action = _decoded(_shell_action, arguments)
-        if action is None:
-            action, status = ShellAction(commands=[]), "incomplete"
-        return ShellCallItem(id=item_id, call_id=call_id, action=action, status=status)
-
-
-class _LocalShellForm:
-    item_type = "local_shell_call"
-
-    def opened(self, item_id: str, call_id: str) -> LocalShellCallItem:
-        action = LocalShellAction(command=[])
-        return LocalShellCallItem(id=item_id, call_id=call_id, action=action, status="in_progress")
-
-    def closed(self, item_id: str, call_id: str, arguments: str, status: ItemStatus) -> LocalShellCallItem:
-        written = _decoded(_program, arguments)
-        if written is None:
-            written, status = _Program(command=[]), "incomplete"
-        action = LocalShellAction(
-            command=written.command,
-            timeout_ms=written.timeout_ms,
-            working_directory=written.working_directory,
-        )
-        return LocalShellCallItem(id=item_id, call_id=call_id, action=action, status=status)
-
-
-class _PatchForm:
-    item_type = "apply_patch_call"
-
-    def opened(self, item_id: str, call_id: str) -> ApplyPatchCallItem:
-        nothing = UpdateFile(path="", diff="")
-        return ApplyPatchCallItem(id=item_id, call_id=call_id, operation=nothing, status="in_progress")
-
-    def closed(self, item_id: str, call_id: str, arguments: str, status: ItemStatus) -> ApplyPatchCallItem:
-        operation = _decoded(_operation, arguments)
-        if operation is None or status != "completed":
-            return self.opened(item_id, call_id)  # the API has no other status for a call that was cut off
-        return ApplyPatchCallItem(id=item_id, call_id=call_id, operation=operation, status="completed")
-
-
-class _ComputerForm:
-    """Calls of ``computer``: lists of actions."""
-
-    item_type = "computer_call"
-
-    def opened(self, item_id: str, call_id: str) -> ComputerCallItem:
-        return ComputerCallItem(id=item_id, call_id=call_id, actions=[], status="in_progress")
-
-    def closed(self, item_id: str, call_id: str, arguments: str, status: ItemStatus) -> ComputerCallItem:
-        written = _decoded(_actions, arguments)
-        if written is None:
-            written, status = _Actions([]), "incomplete"
-        return ComputerCallItem(id=item_id, call_id=call_id, actions=written.actions, status=status)
-
-
-class _ComputerPreviewForm:
-    """Calls of ``computer_use_preview``: single actions."""
-
-    item_type = "computer_call"
-
-    def opened(self, item_id: str, call_id: str) -> ComputerCallItem:
-        return ComputerCallItem(id=item_id, call_id=call_id, status="in_progress")
-
-    def closed(self, item_id: str, call_id: str, arguments: str, status: ItemStatus) -> ComputerCallItem:
-        written = _decoded(_one_action, arguments)
-        if written is None:
-            return ComputerCallItem(id=item_id, call_id=call_id, status="incomplete")
-        return ComputerCallItem(id=item_id, call_id=call_id, action=written.action, status=status)
+    def _item(self, status: ItemStatus, fields: Mapping[str, Any]) -> ClientCallItem:
+        item: ClientCallItem = self._form.item(id=self._id, call_id=self._call_id, status=status, **fields)
+        return item
 
 
 class _Actions(Struct):
@@ -234,32 +132,73 @@ class _Program(Struct):
     timeout_ms: int | None = None
 
 
+class _Form(Struct, frozen=True):
+    """The form of the items of one tool."""
+
+    item: Any
+    nothing: Mapping[str, Any]
+    """The fields of a call without arguments."""
+    read: Callable[[str], Mapping[str, Any] | None]
+    """The fields that arguments become; None if these are not in the form of the tool."""
+    broken_off: ItemStatus = "incomplete"
+    """The status of a call whose arguments are not in the form."""
+
+
+def _reads(
+    decoder: msgspec.json.Decoder[T], fields: Callable[[T], Mapping[str, Any]]
+) -> Callable[[str], Any]:
+    def read(arguments: str) -> Mapping[str, Any] | None:
+        try:
+            return fields(decoder.decode(arguments))
+        except (ValueError, RecursionError):
+            return None
+
+    return read
+
+
+def _local_shell(written: _Program) -> Mapping[str, Any]:
+    return {
+        "action": LocalShellAction(
+            command=written.command,
+            timeout_ms=written.timeout_ms,
+            working_directory=written.working_directory,
+        )
+    }
+
+
 _shell_action = msgspec.json.Decoder(ShellAction)
 _program = msgspec.json.Decoder(_Program)
 _operation: msgspec.json.Decoder[FileOperation] = msgspec.json.Decoder(FileOperation)
 _actions = msgspec.json.Decoder(_Actions)
 _one_action = msgspec.json.Decoder(_OneAction)
-_FORMS: dict[Kind, CallForm] = {
-    "tool_search": _SearchForm(),
-    "shell": _ShellForm(),
-    "local_shell": _LocalShellForm(),
-    "apply_patch": _PatchForm(),
-    "computer": _ComputerForm(),
-    "computer_use_preview": _ComputerPreviewForm(),
+_FORMS: dict[Kind, _Form] = {
+    "tool_search": _Form(
+        ToolSearchCallItem,
+        {"arguments": Raw(b"{}")},
+        lambda arguments: {"arguments": _as_json(arguments)},
+    ),
+    "shell": _Form(
+        ShellCallItem,
+        {"action": ShellAction(commands=[])},
+        _reads(_shell_action, lambda action: {"action": action}),
+    ),
+    "local_shell": _Form(
+        LocalShellCallItem, {"action": LocalShellAction(command=[])}, _reads(_program, _local_shell)
+    ),
+    "apply_patch": _Form(
+        ApplyPatchCallItem,
+        {"operation": UpdateFile(path="", diff="")},
+        _reads(_operation, lambda operation: {"operation": operation}),
+        broken_off="in_progress",  # the API has no other status for a call that was cut off
+    ),
+    "computer": _Form(ComputerCallItem, {"actions": []}, _reads(_actions, structs.asdict)),
+    "computer_use_preview": _Form(ComputerCallItem, {}, _reads(_one_action, structs.asdict)),
 }
 
 
-def open_call(output: CallOutput, started: CallStarted) -> Call | WholeCall:
+def open_call(output: NumberedItems, started: CallStarted) -> Call | WholeCall:
     form = _FORMS.get(started.kind)
     return WholeCall(output, form) if form is not None else Call(output, started)
-
-
-def _decoded(decoder: msgspec.json.Decoder[T], text: str) -> T | None:
-    """Arguments that a model wrote; None if they are not in the form of the tool."""
-    try:
-        return decoder.decode(text)
-    except (ValueError, RecursionError):
-        return None
 
 
 def _as_json(text: str) -> Raw:

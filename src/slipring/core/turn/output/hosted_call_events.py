@@ -12,7 +12,7 @@ from slipring.core.chain import hosted_items_in_context
 from slipring.core.generation import CallStarted
 from slipring.core.hosted.builtin_calls import Builtin
 from slipring.core.hosted.tools import CallOutcome, CallProgress, HostedCall, HostedTool
-from slipring.core.turn.output.client_call_events import CallOutput
+from slipring.core.turn.output.numbered_items import NumberedItems
 from slipring.core.turn.output.search_results import passages_in, urls_in
 from slipring.protocol import events
 from slipring.protocol.hosted.builtin_tools import FUNCTIONS
@@ -41,32 +41,26 @@ SOURCES, RESULTS, OUTPUTS = (
 """What a request must ``include`` to see the results of built-in tools."""
 
 
-class EventOutput(CallOutput, Protocol):
-    """The part of ``Output`` that forms write to."""
-
-    def emit_at(self, index: int, kind: type[events.ItemEvent], **fields: object) -> None: ...
-
-
 class HostedForm(Protocol):
     """What clients and models see of one hosted call. ``text`` is what the model has written."""
 
     item_type: str
 
-    def begin(self, output: EventOutput, item_id: str) -> None:
+    def begin(self, output: NumberedItems, item_id: str) -> None:
         """Emit that the model writes a call. Its item has just been started."""
 
-    def write(self, output: EventOutput, item_id: str, text: str) -> None:
+    def write(self, output: NumberedItems, item_id: str, text: str) -> None:
         """Emit the complete text of the call that was started last."""
 
-    def run(self, output: EventOutput, item_id: str) -> None:
+    def run(self, output: NumberedItems, item_id: str) -> None:
         """Emit that the call that was started last runs."""
 
     def report(
-        self, output: EventOutput, index: int, item_id: str, progress: CallProgress, *, detailed: bool
+        self, output: NumberedItems, index: int, item_id: str, progress: CallProgress, *, detailed: bool
     ) -> None:
         """Emit that the call still runs. ``detailed``: with what its server says."""
 
-    def end(self, output: EventOutput, index: int, item_id: str, outcome: CallOutcome) -> None:
+    def end(self, output: NumberedItems, index: int, item_id: str, outcome: CallOutcome) -> None:
         """Emit that the call has ended."""
 
     def item(
@@ -100,17 +94,17 @@ class McpForm:
         self._name = tool.tool.name
         self._approval_request_id = approval_request_id
 
-    def begin(self, output: EventOutput, item_id: str) -> None:
+    def begin(self, output: NumberedItems, item_id: str) -> None:
         output.emit(events.McpCallInProgress, item_id=item_id)
 
-    def write(self, output: EventOutput, item_id: str, text: str) -> None:
+    def write(self, output: NumberedItems, item_id: str, text: str) -> None:
         output.emit(events.McpCallArgumentsDone, item_id=item_id, arguments=text)
 
-    def run(self, output: EventOutput, item_id: str) -> None:
+    def run(self, output: NumberedItems, item_id: str) -> None:
         pass  # the API has no event for it
 
     def report(
-        self, output: EventOutput, index: int, item_id: str, progress: CallProgress, *, detailed: bool
+        self, output: NumberedItems, index: int, item_id: str, progress: CallProgress, *, detailed: bool
     ) -> None:
         output.emit_at(index, events.McpCallInProgress, item_id=item_id)
         if detailed:
@@ -123,7 +117,7 @@ class McpForm:
                 message=progress.message,
             )
 
-    def end(self, output: EventOutput, index: int, item_id: str, outcome: CallOutcome) -> None:
+    def end(self, output: NumberedItems, index: int, item_id: str, outcome: CallOutcome) -> None:
         kind = events.McpCallFailed if outcome.error is not None else events.McpCallCompleted
         output.emit_at(index, kind, item_id=item_id)
 
@@ -178,21 +172,21 @@ class BuiltinForm(ABC):
         self._builtin = builtin
         self._shows_result = shows_result
 
-    def begin(self, output: EventOutput, item_id: str) -> None:
+    def begin(self, output: NumberedItems, item_id: str) -> None:
         output.emit(self._started, item_id=item_id)
 
-    def write(self, output: EventOutput, item_id: str, text: str) -> None:
+    def write(self, output: NumberedItems, item_id: str, text: str) -> None:
         return  # searches show their query in the item
 
-    def run(self, output: EventOutput, item_id: str) -> None:
+    def run(self, output: NumberedItems, item_id: str) -> None:
         output.emit(self._running, item_id=item_id)
 
     def report(
-        self, output: EventOutput, index: int, item_id: str, progress: CallProgress, *, detailed: bool
+        self, output: NumberedItems, index: int, item_id: str, progress: CallProgress, *, detailed: bool
     ) -> None:
         output.emit_at(index, self._running, item_id=item_id)
 
-    def end(self, output: EventOutput, index: int, item_id: str, outcome: CallOutcome) -> None:
+    def end(self, output: NumberedItems, index: int, item_id: str, outcome: CallOutcome) -> None:
         if outcome.error is None:  # the API has no event for a failure
             output.emit_at(index, self._completed, item_id=item_id)
 
@@ -285,7 +279,7 @@ class CodeForm(BuiltinForm):
     _running = events.CodeInterpreterCallInterpreting
     _completed = events.CodeInterpreterCallCompleted
 
-    def write(self, output: EventOutput, item_id: str, text: str) -> None:
+    def write(self, output: NumberedItems, item_id: str, text: str) -> None:
         # The model writes the code inside of JSON, so that it is known as a whole only.
         code = self.read(text)
         output.emit(events.CodeInterpreterCallCodeDelta, item_id=item_id, delta=code)
@@ -333,25 +327,12 @@ _object = msgspec.json.Decoder(dict[str, Raw])
 _text = msgspec.json.Decoder(str)
 
 
-class HostedOutput(EventOutput, Protocol):
-    """The part of ``Output`` that hosted calls write to."""
-
-    def reserve(self) -> int:
-        """Keep the place of the item that was started last, for a later ``fill``; returns its index."""
-
-    def fill(self, index: int, item: OutputItem, content: tuple[Item, ...] | None = None) -> None:
-        """Finish the item at a reserved place; ``content`` is what it stands for in a context."""
-
-    def keep(self, item: OutputItem, content: tuple[Item, ...] | None = None) -> Item:
-        """Finish the item that was started last."""
-
-
 class OpenHostedCall:
     """A hosted call that the model is writing. Opening it emits its first events."""
 
     __slots__ = ("_form", "_output", "id", "pieces", "tool")
 
-    def __init__(self, output: HostedOutput, tool: HostedTool, form: HostedForm) -> None:
+    def __init__(self, output: NumberedItems, tool: HostedTool, form: HostedForm) -> None:
         self._output = output
         self._form = form
         self.tool = tool
@@ -380,7 +361,7 @@ class OpenMcpCall(OpenHostedCall):
 
     __slots__ = ("delta_kind",)
 
-    def __init__(self, output: HostedOutput, tool: HostedTool) -> None:
+    def __init__(self, output: NumberedItems, tool: HostedTool) -> None:
         self.delta_kind = events.McpCallArgumentsDelta
         super().__init__(output, tool, McpForm(tool))
 
@@ -391,7 +372,7 @@ class RefusedCall:
 
     __slots__ = ("_form", "_output", "id", "pieces", "reason")
 
-    def __init__(self, output: HostedOutput, form: BuiltinForm, reason: str) -> None:
+    def __init__(self, output: NumberedItems, form: BuiltinForm, reason: str) -> None:
         self._output = output
         self._form = form
         self.reason = reason
@@ -461,11 +442,11 @@ class RunningCall(Struct, frozen=True, eq=False):
         """What the model reads of the result."""
         return self.form.result_text(outcome)
 
-    def report(self, output: HostedOutput, progress: CallProgress, *, detailed: bool) -> None:
+    def report(self, output: NumberedItems, progress: CallProgress, *, detailed: bool) -> None:
         """Emit that the call still runs. ``detailed``: with what its server says."""
         self.form.report(output, self.index, self.call.id, progress, detailed=detailed)
 
-    def end(self, output: HostedOutput, outcome: CallOutcome) -> None:
+    def end(self, output: NumberedItems, outcome: CallOutcome) -> None:
         """Emit the end of the call, and fill its place."""
         item_id, form = self.call.id, self.form
         form.end(output, self.index, item_id, outcome)
@@ -473,7 +454,7 @@ class RunningCall(Struct, frozen=True, eq=False):
         output.fill(self.index, item, form.content(item_id, self.written, outcome))
 
 
-def run_approved(output: HostedOutput, tool: HostedTool, arguments: str, request_id: str) -> RunningCall:
+def run_approved(output: NumberedItems, tool: HostedTool, arguments: str, request_id: str) -> RunningCall:
     """Emit the beginning of a call that the client has approved: as recorded, ``in_progress`` twice."""
     form = McpForm(tool, request_id)
     item_id = _begin(output, form)
@@ -483,7 +464,7 @@ def run_approved(output: HostedOutput, tool: HostedTool, arguments: str, request
     return _run(output, item_id, tool, form, arguments, request_id)
 
 
-def _begin(output: HostedOutput, form: HostedForm) -> str:
+def _begin(output: NumberedItems, form: HostedForm) -> str:
     """Start the item of a call; returns its id."""
     item_id = output.name_item(form.item_type)
     output.start_item(form.item(item_id, "", "in_progress"))
@@ -492,7 +473,7 @@ def _begin(output: HostedOutput, form: HostedForm) -> str:
 
 
 def _run(
-    output: HostedOutput,
+    output: NumberedItems,
     item_id: str,
     tool: HostedTool,
     form: HostedForm,
@@ -502,32 +483,6 @@ def _run(
     form.run(output, item_id)
     call = HostedCall(item_id, tool.server, tool.label, tool.tool.name, form.arguments(written))
     return RunningCall(call, output.reserve(), form, written, request_id)
-
-
-class RunningList(Struct, frozen=True, eq=False):
-    """A list of tools that is being fetched, and its place in the output."""
-
-    id: str
-    label: str
-    index: int
-
-    def end(self, output: HostedOutput, tools: list[ListedTool], error: CallError | None = None) -> None:
-        """Emit the end of the list, and fill its place: ``tools`` is what the client lets the model call. The
-        only way in which anything of a list reaches the client."""
-        kind = events.McpListToolsCompleted if error is None else events.McpListToolsFailed
-        output.emit_at(self.index, kind, item_id=self.id)
-        text = UNSET if error is None else error_text(error)
-        output.fill(
-            self.index, McpListToolsItem(id=self.id, server_label=self.label, tools=tools, error=text)
-        )
-
-
-def begin_list(output: HostedOutput, label: str, tag: str) -> RunningList:
-    """Emit that a list is being fetched. ``tag``: text that the id of its item ends with."""
-    item_id = output.name_item("mcp_list_tools", tag)
-    output.start_item(McpListToolsItem(id=item_id, server_label=label, tools=[]))
-    output.emit(events.McpListToolsInProgress, item_id=item_id)
-    return RunningList(item_id, label, output.reserve())
 
 
 _REQUEST_CANCELLED = -32800
@@ -541,27 +496,41 @@ class HostedLists:
     __slots__ = ("_ended", "_running")
 
     def __init__(self) -> None:
-        self._running: dict[str, RunningList] = {}
-        """By label, what has no end yet for the client."""
+        self._running: dict[str, tuple[str, int]] = {}
+        """By label, the id and the place of each list that has no end yet for the client."""
         self._ended: dict[str, tuple[list[ListedTool], CallError | None]] = {}
         """By label, what can be shown."""
 
-    def begin(self, output: HostedOutput, label: str, tag: str) -> None:
+    def begin(self, output: NumberedItems, label: str, tag: str) -> None:
         """A list is being fetched. ``tag``: text that the id of its item ends with."""
-        self._running[label] = begin_list(output, label, tag)
+        item_id = output.name_item("mcp_list_tools", tag)
+        output.start_item(McpListToolsItem(id=item_id, server_label=label, tools=[]))
+        output.emit(events.McpListToolsInProgress, item_id=item_id)
+        self._running[label] = item_id, output.reserve()
 
     def end(self, label: str, tools: list[ListedTool], error: CallError | None) -> None:
         """A list has been fetched: ``tools`` is what the client lets the model call."""
         self._ended[label] = tools, error
 
-    def show(self, output: HostedOutput) -> None:
+    def show(self, output: NumberedItems) -> None:
         """Emit the lists that have been fetched since the last time."""
         ended, self._ended = self._ended, {}
         for label, (tools, error) in ended.items():
-            self._running.pop(label).end(output, tools, error)
+            self._show(output, label, tools, error)
 
-    def end_all(self, output: HostedOutput) -> None:
+    def end_all(self, output: NumberedItems) -> None:
         """The response has ended: no list is shown any more."""
         self._ended = {}
         for label in list(self._running):
-            self._running.pop(label).end(output, [], _LOST)
+            self._show(output, label, [], _LOST)
+
+    def _show(
+        self, output: NumberedItems, label: str, tools: list[ListedTool], error: CallError | None
+    ) -> None:
+        """Emit the end of a list, and fill its place. The only way in which anything of a list reaches the
+        client."""
+        item_id, index = self._running.pop(label)
+        kind = events.McpListToolsCompleted if error is None else events.McpListToolsFailed
+        output.emit_at(index, kind, item_id=item_id)
+        text = UNSET if error is None else error_text(error)
+        output.fill(index, McpListToolsItem(id=item_id, server_label=label, tools=tools, error=text))

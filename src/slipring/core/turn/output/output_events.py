@@ -1,9 +1,7 @@
 """The output of one response: turns an engine's deltas into numbered events and finished items.
 
-Assigns sequence numbers and output indexes, and opens and closes items and their parts in the order that the
-API requires. One item is open at a time: ``CallEnded`` or a delta of another kind closes it. A hosted call
-runs on after the model has written it; its place in the output is reserved until it ends. Each finished item
-is encoded once; ``output_item.done``, the terminal event and the stored state share those bytes.
+Opens and closes items and their parts in the order that the API requires. One item is open at a time:
+``CallEnded`` or a delta of another kind closes it. ``NumberedItems`` numbers them and keeps what is finished.
 """
 
 from collections.abc import Callable
@@ -11,7 +9,7 @@ from typing import Any, ClassVar
 
 from msgspec import UNSET, Raw, UnsetType
 
-from slipring.core.chain import hosted_items_in_context, input_items, item_ids
+from slipring.core.chain import hosted_items_in_context, input_items
 from slipring.core.generation import (
     Annotated,
     CallArguments,
@@ -35,31 +33,24 @@ from slipring.core.turn.output.hosted_call_events import (
     RefusedCall,
     RejectedCall,
 )
+from slipring.core.turn.output.numbered_items import CLIENT_CALLS, NumberedItems
 from slipring.core.turn.output.running_hosted_calls import HostedCalls
 from slipring.core.turn.output.upstream_items import UpstreamItems
 from slipring.protocol import events, item_listing, wire
 from slipring.protocol.events import Event
 from slipring.protocol.items import Item
 from slipring.protocol.responses import (
-    ApplyPatchCallItem,
     CompactionItem,
-    ComputerCallItem,
-    CustomToolCallItem,
-    FunctionCallItem,
     ItemStatus,
-    LocalShellCallItem,
     Logprob,
     McpApprovalRequestItem,
-    OutputItem,
     OutputMessage,
     OutputTextPart,
     ReasoningItem,
     ReasoningTextPart,
     RefusalPart,
     Response,
-    ShellCallItem,
     SummaryTextPart,
-    ToolSearchCallItem,
 )
 from slipring.protocol.turn_report import TurnReport
 
@@ -67,15 +58,6 @@ Conceal = Callable[[tuple[Item, ...]], str]
 """Encrypts items for ``encrypted_content``."""
 Sign = Callable[[McpApprovalRequestItem], str]
 """Returns the text that ends the id of an approval request and proves that this server made it."""
-_CALLS = (
-    FunctionCallItem,
-    CustomToolCallItem,
-    ToolSearchCallItem,
-    ShellCallItem,
-    LocalShellCallItem,
-    ApplyPatchCallItem,
-    ComputerCallItem,
-)
 _STREAMED_CALLS = (Call, OpenMcpCall)
 """Calls whose arguments have events of their own."""
 _HostedCall = OpenHostedCall | OpenApproval | RefusedCall | RejectedCall
@@ -86,57 +68,22 @@ _LAST_PIECES = 4
 _NO_LOGPROBS: list[events.EventLogprob] = []
 
 
-def _encoded(item: OutputItem, content: tuple[Item, ...] | None) -> Item:
-    raw = wire.encode(item)
-    call_id = item.call_id if isinstance(item, _CALLS) else None
-    kind = type(item).__struct_config__.tag
-    assert isinstance(kind, str)
-    return Item(type=kind, raw=raw, id=item.id, call_id=call_id, opened=content)
-
-
 def _event_logprobs(logprobs: list[Logprob]) -> list[events.EventLogprob]:
     return [events.EventLogprob.of(logprob) for logprob in logprobs]
 
 
-class Output:
+class Output(NumberedItems):
     """Output items and events of one response."""
 
     __slots__ = (
-        "_awaits_output",
-        "_compaction_id",
-        "_events",
-        "_index",
-        "_mint",
-        "_open",
-        "_sequence",
-        "_step_calls",
-        "_text_part",
-        "_upstream_items",
-        "_waiting",
-        "asks_approval",
-        "conceal",
-        "finished",
-        "generated",
-        "hosted",
-        "items",
-        "response_id",
-        "sign",
-        "since",
-        "stream_id",
+        *("_awaits_output", "_compaction_id", "_open", "_text_part", "_upstream_items"),
+        *("asks_approval", "conceal", "hosted", "sign", "since"),
     )
 
     def __init__(self, mint: Mint, stream_id: str | UnsetType) -> None:
-        self.stream_id = stream_id
-        self.response_id = ""
-        """Item ids are derived from it. Set, as ``hosted``, ``sign`` and ``conceal`` are, by ``begin``."""
-        self.items: list[Item] = []
-        """Finished items, up to the first hosted call that still runs."""
-        self.finished: list[Item] = []
-        """All finished items, in the order in which they were finished."""
-        self.generated: list[Item] = []
-        """What the model has written since the last ``end_step``, as the model sees it."""
+        super().__init__(mint, stream_id)
         self.hosted: HostedCalls | None = None
-        """Set if the response may call hosted tools."""
+        """Set if the response may call hosted tools; as ``sign`` and ``conceal``, by ``begin``."""
         self.sign: Sign | None = None
         """Set with ``hosted``."""
         self.asks_approval = False
@@ -146,18 +93,11 @@ class Output:
         self.conceal: Conceal | None = None
         """Set if reasoning items are to include ``encrypted_content``."""
         self._awaits_output = False  # a call since the client's last append is complete
-        self._step_calls = False  # the items since the last ``end_step`` include a call
-        self._waiting: list[Item | None] = []
-        """Items from the first place that is reserved on; None: the place is reserved."""
         self._upstream_items: UpstreamItems | None = None
         """Set with the first item that the engine's server makes."""
         self._compaction_id = ""
-        self._mint = mint
         self._open: _Message | _Reasoning | _AnyCall | None = None
         self._text_part: _Part | None = None
-        self._index = -1
-        self._sequence = -1
-        self._events: list[Event] = []
 
     def begin(
         self, response_id: str, hosted: HostedCalls | None, sign: Sign | None, conceal: Conceal | None
@@ -199,8 +139,7 @@ class Output:
                     logprobs=logprobs,
                 )
             )
-        emitted = self._events
-        self._events = []
+        emitted, self._events = self._events, []  # not a call: hot path
         return emitted
 
     def finish(self, status: ItemStatus) -> list[Event]:
@@ -256,7 +195,7 @@ class Output:
             raw = item_listing.present(item, item_id, "response")
             self._index += 1
             self.emit(events.OutputItemAdded, item=raw)
-            self._add(Item(type=item.type, raw=bytes(raw), id=item_id, call_id=item.call_id))
+            self.add(Item(type=item.type, raw=bytes(raw), id=item_id, call_id=item.call_id))
             self.emit(events.OutputItemDone, item=raw)
         self.since = len(self.finished)
         self._awaits_output = False
@@ -284,22 +223,8 @@ class Output:
         open."""
         generated = tuple(self.generated)
         self.generated.clear()
-        self._step_calls = False
+        self._follows_call = False
         return generated
-
-    def take_events(self) -> list[Event]:
-        """The events that were emitted and not returned yet."""
-        emitted = self._events
-        self._events = []
-        return emitted
-
-    def raw_items(self) -> list[Raw]:
-        return [Raw(item.raw) for item in self.items]
-
-    def number(self) -> int:
-        """The next sequence number."""
-        self._sequence += 1
-        return self._sequence
 
     def _annotated(self, delta: Annotated) -> None:
         part = self._message_part(OutputTextPart)
@@ -338,7 +263,8 @@ class Output:
         hosted = self.hosted.open(self, delta) if self.hosted is not None else None
         self._open = open_call(self, delta) if hosted is None else hosted
         # The others have no item yet, and may never have one.
-        self._step_calls = self._step_calls or not isinstance(hosted, OpenApproval | RejectedCall)
+        has_item = self.hosted is not None and not isinstance(hosted, OpenApproval | RejectedCall)
+        self._follows_call = self._follows_call or has_item
 
     def _call_arguments(self, delta: CallArguments) -> None:
         # Hot path: runs once per token of every call.
@@ -428,7 +354,7 @@ class Output:
             self._open = None
             return
         item = opened.close(status)
-        if isinstance(item, _CALLS) and item.status == "completed":
+        if isinstance(item, CLIENT_CALLS) and item.status == "completed":
             self._awaits_output = True
         content: tuple[Item, ...] | None = None
         if isinstance(item, ReasoningItem) and self.conceal is not None:
@@ -465,7 +391,7 @@ class Output:
             item = call.item(self.name_item("mcp_approval_request", self.sign(unnamed)))
             self.start_item(item)
             self.keep(item)
-            self.asks_approval = self._step_calls = True
+            self.asks_approval = self._follows_call = True
             self.generated.append(
                 hosted_items_in_context.call_item(item.id, item.server_label, item.name, item.arguments)
             )
@@ -477,61 +403,6 @@ class Output:
             self.hosted.drop()
         elif (written := self.hosted.reject(call, self._mint("call"))) is not None:
             self.generated.append(written)
-
-    def keep(self, item: OutputItem, content: tuple[Item, ...] | None = None) -> Item:
-        """Add a finished item; ``content`` is what a sealed item contains."""
-        kept = _encoded(item, content)
-        self._add(kept)
-        self.emit(events.OutputItemDone, item=Raw(kept.raw))
-        return kept
-
-    def reserve(self) -> int:
-        """Keep the place of the item that was started last, for a later ``fill``; returns its index."""
-        self._waiting.append(None)
-        return self._index
-
-    def fill(self, index: int, item: OutputItem, content: tuple[Item, ...] | None = None) -> None:
-        """Finish the item at a reserved place; ``content`` is what it stands for in a context."""
-        self.fill_with(index, _encoded(item, content))
-
-    def fill_with(self, index: int, kept: Item) -> None:
-        """Finish the item at a reserved place, encoded already."""
-        self.finished.append(kept)
-        self._waiting[index - len(self.items)] = kept
-        while self._waiting and (first := self._waiting[0]) is not None:
-            self.items.append(first)
-            del self._waiting[0]
-        self.emit_at(index, events.OutputItemDone, item=Raw(kept.raw))
-
-    def _add(self, item: Item) -> None:
-        self.finished.append(item)
-        if self._waiting:
-            self._waiting.append(item)
-        else:
-            self.items.append(item)
-
-    def start_item(self, item: OutputItem | Raw) -> None:
-        self._index += 1
-        self.emit(events.OutputItemAdded, item=item)
-
-    def emit(self, kind: type[events.ItemEvent], **fields: object) -> None:
-        """Add an event about the item that was started last."""
-        self.emit_at(self._index, kind, **fields)
-
-    def emit_at(self, index: int, kind: type[events.ItemEvent], **fields: object) -> None:
-        """Add an event about the item at this index."""
-        self._events.append(
-            kind(sequence_number=self.number(), stream_id=self.stream_id, output_index=index, **fields)
-        )
-
-    def name_item(self, kind: str, tag: str | None = None) -> str:
-        """The id of the next item. ``tag``: text that the id ends with."""
-        # Steps differ only in responses with hosted calls.
-        same_step = self._step_calls and self.hosted is not None
-        return item_ids.output_id(kind, self.response_id, self._index + 1, same_step=same_step, tag=tag)
-
-    def mint_call(self) -> str:
-        return self._mint("call")
 
 
 def _texts(item: "_Message | _Reasoning | _AnyCall") -> list[str]:

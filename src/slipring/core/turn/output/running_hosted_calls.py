@@ -5,7 +5,6 @@ from slipring.core.generation import CallStarted
 from slipring.core.hosted.tools import CallOutcome, CallProgress, HostedTool, HostedTools
 from slipring.core.turn.output import hosted_call_events
 from slipring.core.turn.output.hosted_call_events import (
-    HostedOutput,
     OpenApproval,
     OpenHostedCall,
     OpenMcpCall,
@@ -14,6 +13,7 @@ from slipring.core.turn.output.hosted_call_events import (
     RunningCall,
     builtin_form,
 )
+from slipring.core.turn.output.numbered_items import NumberedItems
 from slipring.protocol.hosted.hosted_items import ProtocolError
 from slipring.protocol.items import Item
 
@@ -85,7 +85,7 @@ class HostedCalls:
         self._results: dict[str, Item] = {}
 
     def open(
-        self, output: HostedOutput, started: CallStarted
+        self, output: NumberedItems, started: CallStarted
     ) -> OpenHostedCall | OpenApproval | RefusedCall | RejectedCall | None:
         """Begin a call that a model makes; None if the client runs the tool. A client never gets the call of
         a tool that is not on offer: it may be one of a server, which the client cannot call."""
@@ -106,7 +106,7 @@ class HostedCalls:
         return OpenMcpCall(output, tool)
 
     def _refuse(
-        self, output: HostedOutput, tool: HostedTool, started: CallStarted
+        self, output: NumberedItems, tool: HostedTool, started: CallStarted
     ) -> RefusedCall | RejectedCall:
         if tool.builtin is None or self._shows_refused:
             return RejectedCall(started, LIMIT_REACHED)
@@ -131,7 +131,7 @@ class HostedCalls:
         self.running[call.call.id] = call
         self.due.append(call)
 
-    def approve(self, output: HostedOutput, tool: HostedTool, arguments: str, request_id: str) -> None:
+    def approve(self, output: NumberedItems, tool: HostedTool, arguments: str, request_id: str) -> None:
         """Begin a call that the client has approved. It counts, but the budget does not stop it: the client
         has asked for this very call."""
         if self.budget is not None:
@@ -156,7 +156,7 @@ class HostedCalls:
         due, self.due = self.due, []
         return due
 
-    def report(self, call_id: str, progress: CallProgress, output: HostedOutput) -> None:
+    def report(self, call_id: str, progress: CallProgress, output: NumberedItems) -> None:
         """Emit what the server of a call says, if the call still runs."""
         self.reporting.discard(call_id)
         if (call := self.running.get(call_id)) is not None:
@@ -178,7 +178,7 @@ class HostedCalls:
                 break
         return taken
 
-    def end(self, call_id: str, outcome: CallOutcome, output: HostedOutput) -> None:
+    def end(self, call_id: str, outcome: CallOutcome, output: NumberedItems) -> None:
         """A call has ended. Has no effect if it does not run."""
         call = self.running.pop(call_id, None)
         if call is None:
@@ -190,7 +190,7 @@ class HostedCalls:
             self.approved_results[asked] = hosted_items_in_context.output_item(asked, text, outcome.pictures)
         self._results[call_id] = hosted_items_in_context.output_item(call_id, text, outcome.pictures)
 
-    def end_all(self, output: HostedOutput) -> None:
+    def end_all(self, output: NumberedItems) -> None:
         """The response waits for its calls no longer: they end as lost."""
         self.due = []
         for call_id in list(self.running):

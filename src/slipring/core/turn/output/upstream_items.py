@@ -4,13 +4,12 @@ They reach the client as the server made them, with its ids: only that server ca
 approval or in a history that is sent again. Sequence numbers and output indexes are the response's own.
 """
 
-from typing import Protocol
-
 import msgspec
 from msgspec import Raw, Struct, structs
 
 from slipring.core.generation import UpstreamItemEnded, UpstreamItemEvent, UpstreamItemStarted
-from slipring.protocol import events, items, wire
+from slipring.core.turn.output.numbered_items import NumberedItems
+from slipring.protocol import items, wire
 from slipring.protocol.items import Item
 
 _WITHOUT_INCOMPLETE = ("image_generation_call", "web_search_call")
@@ -19,22 +18,6 @@ _WITHOUT_INCOMPLETE = ("image_generation_call", "web_search_call")
 
 _STREAMED = {"mcp_call": "arguments", "code_interpreter_call": "code"}
 """The fields whose text comes in deltas."""
-
-
-class ItemOutput(Protocol):
-    """The part of ``Output`` that these items write to."""
-
-    generated: list[Item]
-
-    def start_item(self, item: Raw) -> None: ...
-
-    def emit_at(self, index: int, kind: type[events.ItemEvent], **fields: object) -> None: ...
-
-    def name_item(self, kind: str) -> str: ...
-
-    def reserve(self) -> int: ...
-
-    def fill_with(self, index: int, kept: Item) -> None: ...
 
 
 class _Open(Struct):
@@ -67,29 +50,29 @@ class UpstreamItems:
     def __init__(self) -> None:
         self._open: dict[int | str, _Open] = {}
 
-    def start(self, output: ItemOutput, delta: UpstreamItemStarted) -> None:
+    def start(self, output: NumberedItems, delta: UpstreamItemStarted) -> None:
         item_id = delta.item.id or output.name_item(delta.item.type)
         item = items.with_id(delta.item, item_id)
         output.start_item(Raw(item.raw))
         self._open[delta.key] = _Open(item, item_id, output.reserve(), len(output.generated))
         output.generated.append(item)
 
-    def tell(self, output: ItemOutput, delta: UpstreamItemEvent) -> None:
+    def tell(self, output: NumberedItems, delta: UpstreamItemEvent) -> None:
         about = self._open[delta.key]
         if about.item.type in _STREAMED and isinstance(piece := delta.fields.get("delta"), str):
             about.pieces.append(piece)
         output.emit_at(about.index, delta.kind, item_id=about.id, **delta.fields)
 
-    def end(self, output: ItemOutput, delta: UpstreamItemEnded) -> None:
+    def end(self, output: NumberedItems, delta: UpstreamItemEnded) -> None:
         self._fill(output, self._open.pop(delta.key), delta.item)
 
-    def break_off(self, output: ItemOutput) -> None:
+    def break_off(self, output: NumberedItems) -> None:
         """The answer ends before these items do."""
         while self._open:
             about = self._open.pop(next(iter(self._open)))
             self._fill(output, about, about.cut_off())
 
-    def _fill(self, output: ItemOutput, about: _Open, item: Item) -> None:
+    def _fill(self, output: NumberedItems, about: _Open, item: Item) -> None:
         kept = items.with_id(item, about.id)
         output.generated[about.place] = kept
         output.fill_with(about.index, kept)

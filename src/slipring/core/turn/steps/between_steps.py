@@ -61,7 +61,7 @@ def end_step(turn: Turn, waits_until: float, most_bytes: int, *, may_wait: bool)
     is_last = not is_whole or not fits or asks or is_over
     steps.end(generated, turn.without_dropped(finished), prepared.response, carry, is_last=is_last)
     if prepared.checks is not None:
-        prepared.checks.end_step(generated)
+        prepared.checks.items.end_step(generated)
         _inspect_results(turn)
         emitted += output.take_events()
     if not calls_hosted:
@@ -107,9 +107,9 @@ def _inspect_results(turn: Turn) -> None:
     calls."""
     hosted, checks = turn.output.hosted, turn.checks
     assert checks is not None
-    if hosted is None or (checks.reads_context and not turn.is_paused):
+    if hosted is None or (checks.items.reads_context and not turn.is_paused):
         return
-    for call_id, outcome in hosted.take_returned(in_order=checks.reads_context):
+    for call_id, outcome in hosted.take_returned(in_order=checks.items.reads_context):
         call = hosted.running[call_id]
         item = hosted_items_in_context.output_item(call_id, call.result_text(outcome))
         end = partial(hosted.end, call_id, outcome, turn.output)
@@ -127,7 +127,7 @@ def calls_ended(turn: Turn, waits_until: float, *, may_wait: bool) -> list[Event
     results = calls.take_results()
     if turn.hosted.approved:
         turn.hosted.take_results(calls.approved_results, input_items.carried(turn.bound.parent))
-        steps.replace_input(turn.new_input())
+        steps.replace_input(turn.new_input(turn.input))
     else:
         steps.add(results)
     if turn.planned.rollout is None or steps.is_last:
@@ -142,7 +142,7 @@ def _wait_for_client(turn: Turn, waits_until: float, *, may_wait: bool) -> list[
     """Commit what the client has appended, and tell it what is missing."""
     assert turn.planned.rollout is not None
     turn.planned.rollout.wait_until(waits_until)
-    may_commit = turn.checks is None or not turn.checks.holds_input
+    may_commit = turn.checks is None or not turn.checks.gate.holds_input
     return turn.planned.rollout.pause(turn.output, may_commit=may_commit, may_wait=may_wait)
 
 
@@ -158,13 +158,13 @@ def append(turn: Turn, append: Append, waits_until: float) -> list[Event]:
     if turn.is_paused and not turn.is_calling:
         turn.planned.rollout.wait_until(waits_until)
     if turn.checks is not None:
-        turn.checks.append(append.items, turn.output.finished)
+        turn.checks.items.append(append.items, turn.output.finished)
     return commit_appended(turn)
 
 
 def commit_appended(turn: Turn) -> list[Event]:
     """Add what the client has appended to a paused response, if that has passed."""
-    is_held = turn.checks is not None and turn.checks.holds_input
+    is_held = turn.checks is not None and turn.checks.gate.holds_input
     if turn.planned.rollout is None or is_held or not turn.is_paused or turn.is_calling:
         return []
     return turn.planned.rollout.commit(turn.output)

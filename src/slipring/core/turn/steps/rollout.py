@@ -121,9 +121,10 @@ class Rollout:
             raise AppendRefused("too_much_pending_input", "The response has too many items already.")
         try:
             carry = input_items.join(self._carry.current, append.items, complete=False)
-            self._attachment_rules.refuse_unread(append.items)
-            self._attachment_rules.refuse_unseen(append.items)
-            self._attachment_rules.refuse_context(carry)
+            if carry.has_attachments:
+                self._attachment_rules.refuse_unread(append.items)
+                self._attachment_rules.refuse_unseen(append.items)
+                self._attachment_rules.refuse_context(carry)
             self._steps.offer(carry)
         except ApiError as error:
             raise AppendRefused("invalid_input", error.message, error.param) from None

@@ -1,7 +1,7 @@
 """What vLLM's scheduler gets wrong about requests that stay open, by version, and the mending of it.
 
 Runs in the processes of a vLLM server, that of its engine included, not in slipring's. vLLM loads it with the
-plugin of ``sessions_plugin``, whose sessions are such requests. Other requests are scheduled as before.
+plugin of ``sessions``, whose sessions are such requests. Other requests are scheduled as before.
 
 Four faults, up to vLLM 0.31, read in its source:
 
@@ -14,40 +14,19 @@ Four faults, up to vLLM 0.31, read in its source:
 - A session that goes on is not counted among the requests that have a place in the model runner, though it
   has one. A request that was queued before it may take one too many, which ends the engine.
 
-``session_turns`` says what is changed so that each turn has settings of its own.
+``turn_settings`` says what is changed so that each turn has settings of its own.
 
-Needs nothing of slipring but this module and ``session_turns``, and nothing beyond what vLLM installs.
+Needs nothing of slipring but this package, and nothing beyond what vLLM installs.
 """
 
 import os
-import re
 from collections import deque
 from typing import Any
 
+from slipring.engines.vllm.plugin.supported_versions import MENDED, missing_of, numbers_of
 from slipring.engines.vllm.plugin.turn_settings import keep_grammars, keep_outputs, keep_seeds, with_reserved
 
 PLUGIN = "slipring_sessions"
-MENDED = ((0, 26, 0),)
-"""Versions whose scheduler ``mend`` makes right: those that it was tested with, on a GPU."""
-RIGHT_SINCE = (0, 32, 0)
-OWN_SETTINGS = ((0, 26, 0), (0, 32))
-"""Versions, or all with these first numbers, in which ``mend`` gives each turn its own settings."""
-_NUMBERS = re.compile(r"(\d+)\.(\d+)\.(\d+)")
-
-
-def fault_of(version: str) -> str | None:
-    """Why sessions are not right with a version of vLLM, in a few words; None if they are."""
-    if (numbers := _numbers(version)) is not None and (numbers in MENDED or numbers >= RIGHT_SINCE):
-        return None
-    right, since = " and ".join(map(_spelled, MENDED)), _spelled(RIGHT_SINCE)
-    return f"vLLM {version}, which loses track of sessions (it is {right}, or {since} and later, that do not)"
-
-
-def missing_of(version: str) -> str | None:
-    """Why turns cannot have settings of their own with a version of vLLM; None if they can."""
-    if _is_named(version, OWN_SETTINGS):
-        return None
-    return f"vLLM {version} was not tested with them ({' and '.join(map(_spelled, OWN_SETTINGS))} were)"
 
 
 def mend() -> None:
@@ -57,7 +36,7 @@ def mend() -> None:
 
     if PLUGIN not in os.environ.get("VLLM_PLUGINS", "").split(","):
         return
-    has_faults, has_own = _numbers(vllm.__version__) in MENDED, missing_of(vllm.__version__) is None
+    has_faults, has_own = numbers_of(vllm.__version__) in MENDED, missing_of(vllm.__version__) is None
     if not has_faults and not has_own:
         return
     from vllm.v1.core.sched.scheduler import Scheduler
@@ -128,18 +107,3 @@ def _go_first(queue: Any, session: Any) -> None:
 
 def _waits(session: Any) -> bool:
     return session.status is type(session.status).WAITING
-
-
-def _numbers(version: str) -> tuple[int, ...] | None:
-    found = _NUMBERS.match(version)
-    return (int(found[1]), int(found[2]), int(found[3])) if found else None
-
-
-def _is_named(version: str, named: tuple[tuple[int, ...], ...]) -> bool:
-    """Whether a version is one of those, or begins with the same numbers."""
-    numbers = _numbers(version)
-    return numbers is not None and any(numbers[: len(each)] == each for each in named)
-
-
-def _spelled(numbers: tuple[int, ...]) -> str:
-    return ".".join(map(str, numbers))

@@ -8,8 +8,7 @@ vLLM drops the last id that a turn has emitted, because it was never computed. S
 holds the ids of its prompts and all but the last of those that were emitted. A turn says how many ids it
 expects to be held, and is refused if there are more or fewer.
 
-Needs nothing of slipring but this module, ``replica_header``, ``session_scheduler`` and ``session_turns``,
-and nothing beyond what vLLM installs.
+Needs nothing of slipring but this package, and nothing beyond what vLLM installs.
 """
 
 import asyncio
@@ -27,7 +26,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from slipring.engines.vllm.plugin.replica_header import Replica, ReplicaHeader
-from slipring.engines.vllm.plugin.scheduler_corrections import PLUGIN, fault_of, missing_of
+from slipring.engines.vllm.plugin.scheduler_corrections import PLUGIN
+from slipring.engines.vllm.plugin.supported_versions import fault_of, missing_of
 
 log = logging.getLogger("vllm.slipring")
 

@@ -1,7 +1,7 @@
 """Settings of each turn of a session: constraint, seed, log probabilities. vLLM reads them from the first.
 
-Runs in the processes of a vLLM server, as ``session_scheduler`` does, and changes nothing for requests that
-do not stay open. Three parts of vLLM keep what the first turn asked for:
+Runs in the processes of a vLLM server, as ``scheduler_corrections`` does, and changes nothing for requests
+that do not stay open. Three parts of vLLM keep what the first turn asked for:
 
 - The scheduler has the grammar of the first turn, with the state that this turn has left. vLLM compiles the
   grammar of every turn, and drops it with the message that brings the turn. It is kept here, so that each
@@ -10,7 +10,7 @@ do not stay open. Three parts of vLLM keep what the first turn asked for:
   state of a request anew with each turn.)
 - What makes outputs of tokens, in the API process, has the log probabilities and the text of the first turn.
 
-``session_scheduler`` names the versions for which this holds. The plugin sends a turn when the one before it
+``supported_versions`` names the versions for which this holds. The plugin sends a turn when the one before it
 has ended, so no step of the model is under way that a grammar would still be asked for.
 """
 

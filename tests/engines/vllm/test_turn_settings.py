@@ -1,4 +1,4 @@
-"""What ``session_turns`` changes of vLLM, shown on small parts that keep the settings of the first turn."""
+"""What ``turn_settings`` changes of vLLM, shown on small parts that keep the settings of the first turn."""
 
 import sys
 from collections import deque

@@ -1,4 +1,4 @@
-"""What ``session_scheduler`` changes of vLLM's scheduler, shown on a small one with the same faults."""
+"""What ``scheduler_corrections`` changes of vLLM's scheduler, shown on a small one with the same faults."""
 
 import sys
 from importlib.metadata import entry_points
@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from slipring.engines.vllm.plugin.scheduler_corrections import mend_scheduler, missing_of
+from slipring.engines.vllm.plugin.scheduler_corrections import mend_scheduler
+from slipring.engines.vllm.plugin.supported_versions import missing_of
 from tests.engines.fakes.vllm_scheduler import BLOCK, STOP, Request, Scheduler, StreamingUpdate
 
 

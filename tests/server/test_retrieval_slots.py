@@ -5,8 +5,8 @@ import io
 import json
 from contextlib import AsyncExitStack
 
+from slipring.base.tenant_slots import TenantSlots
 from slipring.core.limits import Limits
-from slipring.server.tenant_slots import TenantSlots
 from tests.harness import serve
 from tests.server.connections.test_connection_limits import Clock, request
 from tests.server.raw import open_tcp, until
@@ -41,6 +41,7 @@ async def test_a_cancelled_waiter_holds_no_slot() -> None:
         await asyncio.sleep(0)
         waiting.cancel()
         await asyncio.wait([waiting])
+    del waiting  # its exception refers to the slots
     async with slots.hold("a"):
         pass
     assert not slots._tenants

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from slipring.base.errors import Unavailable
-from slipring.server.periodic_tasks import PeriodicTasks
+from slipring.base.periodic_tasks import PeriodicTasks
 
 NEVER_S = 3600.0
 
@@ -62,7 +62,7 @@ async def test_stop_calls_only_work_that_asks_for_it_once_more() -> None:
 
 
 async def test_stop_cancels_a_last_call_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slipring.server.periodic_tasks._LAST_RUN_S", 0.01)
+    monkeypatch.setattr("slipring.base.periodic_tasks._LAST_RUN_S", 0.01)
     cancelled = asyncio.Event()
 
     async def work() -> None:

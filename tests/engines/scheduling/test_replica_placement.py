@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from slipring.engines.scheduling.loop_schedule import Need, Rules, Turn
-from slipring.engines.scheduling.replica_schedules import _MOST_REPLICAS, ReplicaSchedules
+from slipring.engines.scheduling.replica_placement import _MOST_REPLICAS, ReplicaSchedules
 
 RULES = Rules(capacity=1000, most_running=8)
 

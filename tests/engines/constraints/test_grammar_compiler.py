@@ -3,7 +3,7 @@
 import pytest
 
 from slipring.base.errors import InvalidRequest
-from slipring.engines.constraints.grammar_cache import Compiler
+from slipring.engines.constraints.grammar_compiler import Compiler
 from slipring.protocol.definitions import Compilable, Grammar
 from slipring.sandbox.sandbox import InThread
 
