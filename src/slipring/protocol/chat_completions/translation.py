@@ -147,7 +147,7 @@ def _create(sent: ChatRequest, history: History, offer: ToolOffer) -> ResentHist
     limit = sent.max_tokens if sent.max_completion_tokens is None else sent.max_completion_tokens
     padded = options is not None and options.include_obfuscation is True
     return ResentHistory(
-        calls=history.call_count,
+        first_call=history.call_count,
         model=sent.model,
         input=history.items,
         tools=offer.tools,
@@ -167,7 +167,7 @@ def _create(sent: ChatRequest, history: History, offer: ToolOffer) -> ResentHist
         seed=sent.seed,
         top_k=sent.top_k if sent.top_k is not None and sent.top_k > 0 else None,
         stop=sent.stop_sequences or None,
-        logit_bias=sent.read_bias or None,
+        token_bias=sent.read_bias or None,
         metadata=sent.read_metadata,
         prompt_cache_key=sent.prompt_cache_key,
         safety_identifier=sent.safety_identifier,

@@ -73,7 +73,7 @@ class DecisionTranslation(Translation):
                 previous_response_id=first_id,
                 stream_id=str(index % self._lanes),
                 input=question.message(),
-                pattern=question.pattern,
+                answer_pattern=question.pattern,
                 max_output_tokens=_MOST_TOKENS,
             )
             for index, question in enumerate(self._questions)

@@ -105,7 +105,7 @@ class MessagesTranslation(Translation):
         shows = requests.shows_thinking(request)
         keeps_thoughts = requests.keeps_thoughts(request)
         create = ResentHistory(
-            calls=history.call_count,
+            first_call=history.call_count,
             model=request.model,
             input=history.input,
             instructions=requests.instructions_of(request.system),
