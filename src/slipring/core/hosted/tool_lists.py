@@ -11,8 +11,7 @@ from msgspec import Raw, Struct, UnsetType, structs
 from slipring.base.errors import ApiError, UnsupportedParameter
 from slipring.core.chain import item_ids
 from slipring.core.hosted import approvals
-from slipring.core.hosted.builtin_calls import Builtin
-from slipring.core.hosted.tools import HostedTool, HostedTools, ResolvedBuiltin, ResolvedServer
+from slipring.core.hosted.tools import Builtin, HostedTool, HostedTools, ResolvedBuiltin, ResolvedServer
 from slipring.protocol import wire
 from slipring.protocol.hosted.builtin_tools import SentBuiltin, with_builtins
 from slipring.protocol.hosted.hosted_items import CallError

@@ -189,23 +189,10 @@ class ChatRequest(Struct, dict=True):
         return [given] if isinstance(given, str) else given or []
 
     @property
-    def read_bias(self) -> dict[int, float] | None:
-        """What is added to the logits of tokens, by their ids."""
-        return short(self.logit_bias, "logit_bias", _bias)
-
-    @property
     def top_logprobs_wanted(self) -> int | None:
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequest("'top_logprobs' requires 'logprobs' to be true.", param="top_logprobs")
         return self.top_logprobs
-
-    @property
-    def read_metadata(self) -> dict[str, str] | None:
-        return short(self.metadata, "metadata", _metadata)
-
-    @property
-    def read_moderation(self) -> ModerationConfig | None:
-        return short(self.moderation, "moderation", _moderation)
 
 
 _request: msgspec.json.Decoder[ChatRequest] = msgspec.json.Decoder(
@@ -213,9 +200,9 @@ _request: msgspec.json.Decoder[ChatRequest] = msgspec.json.Decoder(
 )
 _value = msgspec.json.Decoder()
 _stop: msgspec.json.Decoder[str | list[str]] = msgspec.json.Decoder(StopSequence | StopSequences)
-_bias: msgspec.json.Decoder[dict[int, float]] = msgspec.json.Decoder(LogitBias)
-_metadata: msgspec.json.Decoder[dict[str, str]] = msgspec.json.Decoder(Metadata)
-_moderation = msgspec.json.Decoder(ModerationConfig)
+BIAS: msgspec.json.Decoder[dict[int, float]] = msgspec.json.Decoder(LogitBias)
+METADATA: msgspec.json.Decoder[dict[str, str]] = msgspec.json.Decoder(Metadata)
+MODERATION = msgspec.json.Decoder(ModerationConfig)
 _template_arguments = msgspec.json.Decoder(dict[str, Any])
 
 

@@ -13,7 +13,15 @@ from slipring.protocol.chat_completions.completion import (
 )
 from slipring.protocol.chat_completions.error_paths import Places
 from slipring.protocol.chat_completions.history import History
-from slipring.protocol.chat_completions.requests import ChatRequest, read_format, read_request
+from slipring.protocol.chat_completions.requests import (
+    BIAS,
+    METADATA,
+    MODERATION,
+    ChatRequest,
+    read_format,
+    read_request,
+    short,
+)
 from slipring.protocol.chat_completions.stream import CompletionStream
 from slipring.protocol.chat_completions.tools import ToolOffer
 from slipring.protocol.endpoints import translation
@@ -167,11 +175,11 @@ def _create(sent: ChatRequest, history: History, offer: ToolOffer) -> ResentHist
         seed=sent.seed,
         top_k=sent.top_k if sent.top_k is not None and sent.top_k > 0 else None,
         stop=sent.stop_sequences or None,
-        token_bias=sent.read_bias or None,
-        metadata=sent.read_metadata,
+        token_bias=short(sent.logit_bias, "logit_bias", BIAS) or None,
+        metadata=short(sent.metadata, "metadata", METADATA),
         prompt_cache_key=sent.prompt_cache_key,
         safety_identifier=sent.safety_identifier,
-        moderation=sent.read_moderation,
+        moderation=short(sent.moderation, "moderation", MODERATION),
         stream_options=StreamOptions(True) if padded else None,
         stream=sent.stream,
     )

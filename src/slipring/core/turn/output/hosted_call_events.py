@@ -10,8 +10,7 @@ from msgspec import UNSET, Raw, Struct
 
 from slipring.core.chain import hosted_items_in_context
 from slipring.core.generation import CallStarted
-from slipring.core.hosted.builtin_calls import Builtin
-from slipring.core.hosted.tools import CallOutcome, CallProgress, HostedCall, HostedTool
+from slipring.core.hosted.tools import Builtin, CallOutcome, CallProgress, HostedCall, HostedTool
 from slipring.core.turn.output.numbered_items import NumberedItems
 from slipring.core.turn.output.search_results import passages_in, urls_in
 from slipring.protocol import events
