@@ -29,7 +29,7 @@ STATE = {
     "OpenCarry": "core/chain/input_items.py",
     "Stop": "core/generation.py",
     "ConnectionLifetime": "core/session/connection_lifetime.py",
-    "GrowingOutputs": "core/session/prefills.py",
+    "GrowingOutputs": "core/session/growing_tool_outputs.py",
 }
 """The classes that a turn's state consists of, and what its session decides about it; with their modules."""
 WRITERS = {

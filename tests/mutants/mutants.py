@@ -76,8 +76,8 @@ MUTANTS = (
         "a failed continuation keeps its parent",
         "connections",
         (
-            f"{_CORE}/chain/state_cache.py",
-            "            self.evict(previous)\n",
+            f"{_CORE}/session/session_state.py",
+            "            self.cache.evict(previous)\n",
             "            pass\n",
         ),
     ),

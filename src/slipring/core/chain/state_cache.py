@@ -10,7 +10,6 @@ states because another tenant uses much. States that running turns continue coun
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from slipring.base.errors import ApiError, InvalidPrompt
 from slipring.core.byte_ledger import ChainLedger
 from slipring.core.chain.state import ResponseState
 
@@ -231,14 +230,6 @@ class ConnectionCache:
         for scope in self._scopes:
             del scope.tier(entry)[entry]
         self._release(entry.state)
-
-    def continuation_failed(self, previous: str | None, lane: str | None, error: ApiError) -> None:
-        """A continuation that fails on its parent's own lane evicts the parent; a failed fork does not, and
-        neither does one that a safety check has blocked: the client goes on with another message."""
-        if isinstance(error, InvalidPrompt) or previous is None:
-            return
-        if previous in self and self.lane_of(previous) == lane:
-            self.evict(previous)
 
     def clear(self) -> None:
         """Remove all responses."""

@@ -252,7 +252,7 @@ class Session:
             return []
         shared = self.shared
         shared.now = now
-        self._lifetime.wind_down(error, code, now + grace_s)
+        self._lifetime.wind_down(error, code, now, grace_s)
         shared.send(shared.successors.return_all(error))
         shared.actions += shared.growing_outputs.end_all()
         self.turns.conclude_paused()

@@ -8,7 +8,7 @@ from functools import partial
 from slipring.core.chain import hosted_items_in_context, input_items
 from slipring.core.generation import Job
 from slipring.core.hosted.tools import CallOutcome, CallProgress
-from slipring.core.turn import delivery
+from slipring.core.turn import delivery, turn_reports
 from slipring.core.turn.turn import Turn
 from slipring.protocol.events import Event
 from slipring.protocol.live_input import Append
@@ -146,6 +146,13 @@ def _wait_for_client(turn: Turn, waits_until: float, *, may_wait: bool) -> list[
     return turn.planned.rollout.pause(turn.output, may_commit=may_commit, may_wait=may_wait)
 
 
+def is_late(turn: Turn, now: float) -> bool:
+    """Whether a paused rollout has waited for its client as long as it may: it then ends with its calls
+    open."""
+    rollout = turn.planned.rollout
+    return rollout is not None and rollout.is_late(now)
+
+
 def append(turn: Turn, append: Append, waits_until: float) -> list[Event]:
     """Accept call outputs from the client. They are held while a step or its hosted calls run, and until they
     have passed.
@@ -177,7 +184,7 @@ def resume(turn: Turn) -> Job:
     assert prepared is not None
     if turn.planned.rollout is not None and (not turn.stages.laps or turn.stages.laps[-1].name != "tools"):
         turn.stages.lap("client")
-    turn.stages.fold()
+    turn_reports.fold(turn.stages.laps)
     turn.begin_job()
     hosted = turn.output.hosted
     is_spent = hosted is not None and hosted.budget is not None and hosted.budget <= 0
