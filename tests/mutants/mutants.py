@@ -104,7 +104,7 @@ MUTANTS = (
         "the steers of a failed response are lost",
         "connections",
         (
-            f"{_CORE}/session/successors.py",
+            f"{_CORE}/session/steers.py",
             'return self._fail(steers, "response_not_active", why, is_blocked=turn.is_blocked), None',
             'self._fail(steers, "response_not_active", why, is_blocked=turn.is_blocked)\n'
             "            return [], None",

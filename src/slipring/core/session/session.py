@@ -25,8 +25,8 @@ from slipring.core.session.actions import (
     Record,
     Send,
 )
+from slipring.core.session.appends import Appends
 from slipring.core.session.session_state import SessionState
-from slipring.core.session.steers_and_appends import LiveInput
 from slipring.core.session.turns import Turns
 from slipring.core.turn.stages import Stages
 from slipring.core.turn.steps import rollout
@@ -46,7 +46,7 @@ _POLICY_VIOLATION = 1008
 class Session:
     """The state of one connection."""
 
-    __slots__ = ("_lifetime", "_limits", "_live_input", "shared", "tenant", "turns")
+    __slots__ = ("_appends", "_lifetime", "_limits", "shared", "tenant", "turns")
 
     def __init__(
         self,
@@ -66,9 +66,7 @@ class Session:
         self._lifetime = shared.lifetime
         self.turns = Turns(shared)
         """Takes the results of actions."""
-        self._live_input = LiveInput(
-            shared.lanes, limits, shared.successors, shared.charges, ports.ignored_tools
-        )
+        self._appends = Appends(shared.lanes, limits, shared.charges, ports.ignored_tools)
 
     @property
     def in_flight(self) -> int:
@@ -182,7 +180,7 @@ class Session:
     def _steer(self, steer: Steer) -> list[Action]:
         """Accept or refuse a steer."""
         shared = self.shared
-        shared.send([self._live_input.steer(steer, shared.cache, self._lifetime.refusal)])
+        shared.send([shared.successors.steer(steer, shared.cache, self._lifetime.refusal)])
         if (turn := shared.lanes.find(steer.target)) is not None:
             self.turns.changed(turn)
         return shared.take_actions()
@@ -192,7 +190,7 @@ class Session:
             close = Close(_POLICY_VIOLATION, "invalid response.inject")
             return [*self.leave(now), _refuse(append.error), CountRefusal(append.error.code), close]
         try:
-            grammars = self._live_input.grammars_in(append)
+            grammars = self._appends.grammars_in(append)
         except ApiError as error:
             return self.appended(structs.replace(append, error=error), now)
         return [CompileAppended(append, grammars)] if grammars else self.appended(append, now)
@@ -205,7 +203,7 @@ class Session:
         shared.now = now
         turn = shared.lanes.find(append.target)
         try:
-            shared.send(self._live_input.append(append, shared.cache, now))
+            shared.send(self._appends.append(append, shared.cache, now))
         except InvalidPrompt as error:
             assert turn is not None  # its checks refuse what is appended
             self.turns.block(turn, error)

@@ -13,7 +13,7 @@ from slipring.core.session.connection_lifetime import ConnectionLifetime
 from slipring.core.session.growing_tool_outputs import GrowingOutputs
 from slipring.core.session.lanes import Lanes
 from slipring.core.session.request_charges import Charges
-from slipring.core.session.successors import Successors
+from slipring.core.session.steers import Successors
 from slipring.core.turn import endings, turn_reports
 from slipring.core.turn.turn import Turn
 from slipring.protocol.events import Event
@@ -68,7 +68,7 @@ class SessionState:
         self.cache = cache
         self.lanes = Lanes(limits.max_in_flight, limits.max_lanes)
         self.charges = Charges(ports.requests, tenant)
-        self.successors = Successors(limits, ports, models, self.charges)
+        self.successors = Successors(limits, ports, models, self.charges, self.lanes)
         self.growing_outputs = GrowingOutputs(tenant, self.lanes, limits, self.charges, models, policies)
         self.actions: list[Action] = []
         """What the driver has to do after the current call."""

@@ -6,6 +6,7 @@ A turn is paused from the end of a step that made calls until the job of its nex
 from functools import partial
 
 from slipring.core.chain import hosted_items_in_context, input_items
+from slipring.core.chain.state import Carry
 from slipring.core.generation import Job
 from slipring.core.hosted.tools import CallOutcome, CallProgress
 from slipring.core.turn import delivery, turn_reports
@@ -153,15 +154,12 @@ def is_late(turn: Turn, now: float) -> bool:
     return rollout is not None and rollout.is_late(now)
 
 
-def append(turn: Turn, append: Append, waits_until: float) -> list[Event]:
-    """Accept call outputs from the client. They are held while a step or its hosted calls run, and until they
-    have passed.
-
-    Raises ``AppendRefused``, and ``ApiError`` if they are known to be refused by a safety check.
-    """
+def append(turn: Turn, append: Append, carry: Carry, waits_until: float) -> list[Event]:
+    """Take call outputs of the client, which are accepted. They are held while a step or its hosted calls
+    run, and until they have passed. ``carry``: of the context with them. Raises ``ApiError`` if they are
+    known to be refused by a safety check."""
     assert turn.planned.rollout is not None
-    turn.observe()
-    turn.planned.rollout.hold(append, turn.output)
+    turn.planned.rollout.hold(append, carry)
     if turn.is_paused and not turn.is_calling:
         turn.planned.rollout.wait_until(waits_until)
     if turn.checks is not None:
