@@ -25,7 +25,7 @@ from slipring.base.errors import (
     TooExpensive,
     Unavailable,
 )
-from slipring.core.tenant_entries import CacheKey, TenantCache
+from slipring.core.tenant_caches import CacheKey, TenantCache
 from slipring.sandbox import pipe_messages
 from slipring.sandbox.pipe_messages import (
     LENGTH_BYTES,

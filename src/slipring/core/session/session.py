@@ -8,7 +8,7 @@ pure: the time is an argument, and ids, clock and encryption are injected as ``p
 
 from msgspec import structs
 
-from slipring.base.errors import ApiError, ConnectionLimitReached, InvalidPrompt, forget_frames
+from slipring.base.errors import ApiError, ConnectionLimitReached, InvalidPrompt
 from slipring.core.betas import NO_BETAS, Betas
 from slipring.core.chain.state import ResponseState
 from slipring.core.chain.state_cache import ConnectionCache, NoCache
@@ -26,6 +26,7 @@ from slipring.core.session.actions import (
     Send,
 )
 from slipring.core.session.appends import Appends
+from slipring.core.session.client_events import ClientEvent, Refused
 from slipring.core.session.session_state import SessionState
 from slipring.core.session.turns import Turns
 from slipring.core.turn.stages import Stages
@@ -99,24 +100,18 @@ class Session:
 
     # Frames and requests from the client.
 
-    def receive(self, frame: bytes | str | client_events.Read, now: float) -> list[Action]:
+    def receive(self, frame: bytes | str | ClientEvent | None, now: float) -> list[Action]:
         """A WebSocket message arrived: its text, its bytes, or what was decoded from it in a thread."""
         self.shared.now = now
         self._lifetime.touch(now)
         if self._lifetime.is_closed:
             return []
         stages = Stages(self.shared.ports.clock)
-        try:
-            event = (
-                client_events.read(frame, self.shared.betas)
-                if not isinstance(frame, client_events.Read)
-                else frame.result()
-            )
-        except ApiError as error:
-            forget_frames(error)
-            return [_refuse(error), CountRefusal(error.code)]
+        event = client_events.read(frame, self.shared.betas) if isinstance(frame, bytes | str) else frame
         if event is None:
             return []
+        if isinstance(event, Refused):
+            return [_refuse(event.error), CountRefusal(event.error.code)]
         if isinstance(event, Steer):
             return self._steer(event)
         if isinstance(event, Append):
