@@ -25,7 +25,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "prompts",
     ),
     "observation": ("protocol.turn_report", "observation"),
-    "sandbox": ("base.errors", "base.periodic_tasks", "core.tenant_entries", "sandbox"),
+    "sandbox": ("base.errors", "base.periodic_tasks", "core.tenant_caches", "sandbox"),
     "engines": (
         *("base", "protocol", "core.generation", "core.chain.head", "core.limits", "core.token_estimates"),
         *("prompts", "sandbox", "observation.live_messages", "engines"),
@@ -34,7 +34,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "mcp": ("", "base.surrogates", "mcp"),
     "safety": (
         *("base.connection_failures", "base.errors", "base.tenant_slots", "config.tables", "protocol"),
-        *("sandbox", "core.checks", "core.chain", "core.generation", "core.tenant_entries"),
+        *("sandbox", "core.checks", "core.chain", "core.generation", "core.tenant_caches"),
         *("core.turn.response_object", "safety"),
     ),
     "stores": ("base.errors", "protocol", "core", "stores"),

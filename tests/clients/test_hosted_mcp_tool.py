@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 
-from slipring.core.turn.output.running_hosted_calls import LIMIT_REACHED, NOT_OFFERED
+from slipring.core.turn.output.rejected_calls import LIMIT_REACHED, NOT_OFFERED
 from tests import late
 from tests.engines.fakes.chat import FakeChatServer
 from tests.engines.fakes.server import Call, Say, Stop

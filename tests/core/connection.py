@@ -70,7 +70,7 @@ from slipring.core.session.actions import (
     StartPrefill,
     Work,
 )
-from slipring.core.session.client_events import Read
+from slipring.core.session.client_events import ClientEvent
 from slipring.core.session.session import Session
 from slipring.core.turn.stages import Stages
 from slipring.core.turn.turn import Turn
@@ -350,7 +350,7 @@ class Connection:
 
     # The client. Each method returns the events that it causes.
 
-    def receive(self, frame: bytes | str | Read) -> list[Json]:
+    def receive(self, frame: bytes | str | ClientEvent | None) -> list[Json]:
         return self._run(self.session.receive(frame, self.server.now))
 
     def create(self, lane: str | None = None, previous: str | None = None, **fields: Any) -> list[Json]:

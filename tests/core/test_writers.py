@@ -15,7 +15,7 @@ STATE = {
     "Turn": "core/turn/turn.py",
     "Steps": "core/turn/steps/step_jobs.py",
     "Rollout": "core/turn/steps/rollout.py",
-    "Steers": "core/turn/steps/steering.py",
+    "Steers": "core/turn/steps/steered_ends.py",
     "Compaction": "core/turn/compaction.py",
     "TurnChecks": "core/turn/turn_checks.py",
     "JobProgress": "core/turn/stages.py",
@@ -24,12 +24,13 @@ STATE = {
     "Output": "core/turn/output/output_events.py",
     "NumberedItems": "core/turn/output/numbered_items.py",
     "HostedCalls": "core/turn/output/running_hosted_calls.py",
+    "Rejections": "core/turn/output/rejected_calls.py",
     "HostedLists": "core/turn/output/hosted_call_events.py",
     "HostedRequest": "core/hosted/request.py",
     "OpenCarry": "core/chain/input_items.py",
     "Stop": "core/generation.py",
     "ConnectionLifetime": "core/session/connection_lifetime.py",
-    "GrowingOutputs": "core/session/prefills.py",
+    "GrowingOutputs": "core/session/growing_tool_outputs.py",
 }
 """The classes that a turn's state consists of, and what its session decides about it; with their modules."""
 WRITERS = {

@@ -76,8 +76,8 @@ MUTANTS = (
         "a failed continuation keeps its parent",
         "connections",
         (
-            f"{_CORE}/chain/state_cache.py",
-            "            self.evict(previous)\n",
+            f"{_CORE}/session/session_state.py",
+            "            self.cache.evict(previous)\n",
             "            pass\n",
         ),
     ),
@@ -104,7 +104,7 @@ MUTANTS = (
         "the steers of a failed response are lost",
         "connections",
         (
-            f"{_CORE}/session/successors.py",
+            f"{_CORE}/session/steers.py",
             'return self._fail(steers, "response_not_active", why, is_blocked=turn.is_blocked), None',
             'self._fail(steers, "response_not_active", why, is_blocked=turn.is_blocked)\n'
             "            return [], None",

@@ -6,7 +6,7 @@ from typing import Any
 
 from slipring.config.tables import CheckEntry
 from slipring.core.checks.verdicts import Subject
-from slipring.core.tenant_entries import TenantCache
+from slipring.core.tenant_caches import TenantCache
 from slipring.safety.source import Findings
 from slipring.safety.source_calls import RunningCheck
 from tests.safety.guarding import BAD

@@ -196,21 +196,20 @@ class CreateRequest(Struct, dict=True):
         options = self.prompt_cache_options
         return options.ttl if options is not None else None
 
+    # What no client of the API itself can ask for. Requests of other APIs have fields of these names.
+
     @property
     def first_call(self) -> int | None:
         """The number of the first call of the answer, if its calls are numbered: their ids then follow from
         the context. None if their ids are random."""
-        return None
 
     @property
     def token_bias(self) -> Mapping[int, float] | None:
         """What is added to the logits of some tokens, by their ids."""
-        return None
 
     @property
     def answer_pattern(self) -> str | None:
         """A regular expression that the text of the answer has to match as a whole."""
-        return None
 
     @property
     def is_padded(self) -> bool:
@@ -230,17 +229,8 @@ class ResentHistory(CreateRequest):
 
     restores_thoughts: ClassVar[bool] = True
     announces_prompt: ClassVar[bool] = True
-    calls: int | None = None
-    """How many calls the history has, if they are numbered from zero on."""
-    logit_bias: dict[int, float] | None = None
-
-    @property
-    def first_call(self) -> int | None:
-        return self.calls
-
-    @property
-    def token_bias(self) -> Mapping[int, float] | None:
-        return self.logit_bias
+    first_call: int | None = None
+    token_bias: dict[int, float] | None = None
 
     def consist_of(self, pieces: Sequence[Piece]) -> None:
         """Set the messages that ``input`` was translated from. A copy of the request has none."""
@@ -263,11 +253,7 @@ class ResentHistory(CreateRequest):
 class PatternedRequest(CreateRequest):
     """A request of an API whose answers have a form of their own."""
 
-    pattern: str | None = None
-
-    @property
-    def answer_pattern(self) -> str | None:
-        return self.pattern
+    answer_pattern: str | None = None
 
 
 class ReplyRouting(Struct):

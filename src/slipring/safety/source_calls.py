@@ -14,7 +14,7 @@ from msgspec import Struct, structs
 from slipring.config.tables import ANY_CATEGORY, CheckEntry
 from slipring.core.checks.policies import Check
 from slipring.core.checks.verdicts import Subject, Verdict
-from slipring.core.tenant_entries import CacheKey, TenantCache
+from slipring.core.tenant_caches import CacheKey, TenantCache
 from slipring.safety.source import MOST_LATE, Findings, Source, SourceFailed
 from slipring.safety.source_breaker import Breaker
 

@@ -26,7 +26,7 @@ from slipring.base.errors import (
     Unavailable,
 )
 from slipring.base.periodic_tasks import cancel_and_wait
-from slipring.core.tenant_entries import CacheKey, TenantCache
+from slipring.core.tenant_caches import CacheKey, TenantCache
 from slipring.sandbox import pipe_messages
 from slipring.sandbox.pipe_messages import (
     LENGTH_BYTES,

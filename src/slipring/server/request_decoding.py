@@ -15,6 +15,7 @@ from slipring.core.byte_ledger import Ledger
 from slipring.core.chain.known_items import KnownItems
 from slipring.core.checks import inspected_texts
 from slipring.core.session import client_events
+from slipring.core.session.client_events import ClientEvent
 from slipring.core.session.request_charges import objection
 from slipring.engines.tokens.tokenizer_threads import FairThreadPool
 from slipring.protocol import requests
@@ -45,7 +46,7 @@ class RequestDecoder:
         self._digests = digests
         self._inspects = inspects
 
-    async def frame(self, tenant: str, frame: bytes | str, betas: Betas) -> client_events.Read:
+    async def frame(self, tenant: str, frame: bytes | str, betas: Betas) -> ClientEvent | None:
         """Decode a large WebSocket message for ``Session.receive``, which decodes small ones itself."""
         with self._counted(tenant, len(frame)):
             known = self._known.of(tenant)
@@ -62,10 +63,10 @@ class RequestDecoder:
         with self._counted(tenant, len(body)):
             return await self.in_thread(tenant, lambda: read(requests.require_body(body)))
 
-    def _read_ahead(self, frame: bytes | str, betas: Betas, known: Known) -> client_events.Read:
+    def _read_ahead(self, frame: bytes | str, betas: Betas, known: Known) -> ClientEvent | None:
         found = client_events.read_ahead(frame, betas, digests=self._digests, known=known)
-        if isinstance(found.event, client_events.Create):
-            self.prepare(found.event.request.read)
+        if isinstance(found, client_events.Create):
+            self.prepare(found.request.read)
         return found
 
     def _read_whole(self, read: ReadCreate, known: Known, body: bytes) -> CreateRequest:

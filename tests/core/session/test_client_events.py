@@ -12,7 +12,9 @@ from slipring.core.session import client_events
 from tests.core.connection import Connection, Server, only_error, types
 
 
-def refusal(connection: Connection, frame: bytes | str | client_events.Read) -> tuple[int, str, str | None]:
+def refusal(
+    connection: Connection, frame: bytes | str | client_events.ClientEvent | None
+) -> tuple[int, str, str | None]:
     """Status, code and param of the error for a frame without a lane."""
     sent = only_error(connection.receive(frame))
     assert "stream_id" not in sent
@@ -217,12 +219,11 @@ def test_the_size_of_a_frame_is_its_length_in_utf8(text):
 
 
 def test_a_frame_that_is_read_ahead_has_its_items_decoded():
-    read = client_events.read_ahead('{"type": "response.create", "input": "hi"}', NO_BETAS)
-    event = read.result()
+    event = client_events.read_ahead('{"type": "response.create", "input": "hi"}', NO_BETAS)
     assert isinstance(event, client_events.Create)
     assert "items" in event.request.__dict__
     connection = Connection()
-    assert types(connection.receive(read)) == ["created", "in_progress"]
+    assert types(connection.receive(event)) == ["created", "in_progress"]
 
 
 def test_invalid_items_that_are_read_ahead_are_refused_on_their_lane():
@@ -245,7 +246,7 @@ def test_an_error_of_a_frame_that_is_read_ahead_is_sent():
 def test_other_events_can_be_read_ahead():
     frame = '{"type": "response.steer", "previous_response_id": "resp_9", "input": "wait"}'
     assert types(Connection().receive(client_events.read_ahead(frame, NO_BETAS))) == ["steer.failed"]
-    assert client_events.read_ahead('{"type": "response.processed"}', NO_BETAS).result() is None
+    assert client_events.read_ahead('{"type": "response.processed"}', NO_BETAS) is None
 
 
 # Arbitrary frames.

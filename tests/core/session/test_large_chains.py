@@ -55,7 +55,7 @@ def test_compressed_items_are_counted_and_released():
     assert PART < connection.cache.limited_bytes <= connection.cache.limit_bytes
     connection.cache.clear()
     assert (connection.cache.used_bytes, process.used_bytes, connection.cache.compressed_states) == (0, 0, 0)
-    assert connection.cache._uncompressed_bytes == connection.cache._own.compressed_bytes == 0
+    assert connection.cache._compression.item_bytes == connection.cache._compression.compressed_bytes == 0
 
 
 def test_past_the_bound_the_chain_is_forgotten_and_the_error_says_why():
@@ -166,7 +166,7 @@ def test_another_connection_continues_a_compressed_chain():
     assert state.id in again
     assert again.compressed_states == 8
     again.clear()
-    assert (again.used_bytes, again._own.compressed_bytes, again._uncompressed_bytes) == (0, 0, 0)
+    assert (again.used_bytes, again._compression.compressed_bytes, again._compression.item_bytes) == (0, 0, 0)
 
 
 def test_items_of_compressed_states_are_found_by_reference():

@@ -29,7 +29,7 @@ from slipring.core.chain.hosted_items_in_context import UNANSWERED, denial_text
 from slipring.core.chain.resent_history import KnownContext
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Job, Text, Thought
 from slipring.core.session.actions import Generate
-from slipring.core.turn.steps.steering import Steers
+from slipring.core.turn.steps.steered_ends import Steers
 from slipring.core.turn.turn import Turn
 from slipring.protocol.hosted.hosted_items import ProtocolError
 from tests.core.connection import (
@@ -1444,9 +1444,11 @@ class Connections(RuleBasedStateMachine):
             pinned = [program._pinned[1] for program, _ in programs if program._pinned is not None]
             held = {node for state in [*cache.states(), *pinned] for node in state.chain()}
             assert cache.used_bytes == sum(cache._retention._sizes[node] for node in held)
-            assert cache._compressed <= held
-            assert cache._own.compressed_bytes == sum(node.compressed_bytes for node in cache._compressed)
-            assert cache._uncompressed_bytes == sum(node.item_bytes for node in cache._compressed)
+            compression = cache._compression
+            states = compression.states
+            assert states <= held
+            assert compression.compressed_bytes == sum(node.compressed_bytes for node in states)
+            assert compression.item_bytes == sum(node.item_bytes for node in states)
             # What running turns continue, and what is about to be compressed, stays.
             assert not cache._own.exceeded or not len(cache) or peer.connection.compressions
             totals[peer.tenant] += cache.used_bytes

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from slipring.core.turn.output.running_hosted_calls import LIMIT_REACHED, NOT_OFFERED
+from slipring.core.turn.output.rejected_calls import LIMIT_REACHED, NOT_OFFERED
 from tests.engines.fakes.chat import FakeChatServer
 from tests.engines.fakes.server import Call, Say, Stop
 from tests.harness import WEATHER, serve

@@ -9,7 +9,7 @@ import pytest
 
 from slipring.base.errors import StartupError
 from slipring.config.tables import CheckEntry
-from slipring.core.tenant_entries import TenantCache
+from slipring.core.tenant_caches import TenantCache
 from slipring.safety.source import SourceFailed
 from slipring.safety.source_calls import RunningCheck
 from slipring.safety.sources.pattern_matching import find_matches

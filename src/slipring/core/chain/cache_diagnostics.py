@@ -4,11 +4,6 @@ A client names a response to compare with (``prompt_cache_options.comparison_res
 reuse of a context is its beginning, so the first thing that differs is the reason. Only what changes the
 model's input counts here: a ``prompt_cache_key``, a verbosity or a service tier does not. Contexts are
 compared when the response ends: then it is known what the engine was given of this one, and what it reused.
-
-For a history that a client sends whole, ``KnownHistories`` says where it departs from one that was sent
-before. Known contexts are found by a digest of all their items: one that is not found says nothing about the
-item that differs. So an outline of the latest histories of each tenant is kept, ten bytes for an item, and no
-content.
 """
 
 from collections.abc import Iterator, Sequence

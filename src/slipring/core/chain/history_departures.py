@@ -1,5 +1,8 @@
-"""Where a history that a client sends again departs from the ones that its tenant had here lately. Keeps
-digests only.
+"""Where a history that a client sends again departs from the ones that its tenant had here lately.
+
+Known contexts are found by a digest of all their items: one that is not found says nothing about the item
+that differs. So an outline of the latest histories of each tenant is kept, ten bytes for an item, and no
+content.
 """
 
 from collections.abc import Sequence
@@ -120,5 +123,4 @@ class KnownHistories(TimedEntries[str, Outline]):
     def _hold(self, tenant: str, value: Outline) -> int:
         return value.size_bytes
 
-    def _release(self, tenant: str, value: Outline) -> int:
-        return value.size_bytes
+    _release = _hold

@@ -10,13 +10,10 @@ states because another tenant uses much. States that running turns continue coun
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from slipring.base.errors import ApiError, InvalidPrompt
 from slipring.core.byte_ledger import ChainLedger
+from slipring.core.chain.chain_compression import ChainCompression
 from slipring.core.chain.state import ResponseState
 
-_LEAST_AT_ONCE = 1024**2
-_MOST_AT_ONCE = 4 * 1024**2
-"""Bytes of items that are compressed at once: not often, and for a fifth of a second at most."""
 _OUTGROWN = 32
 Pins = dict[ResponseState, tuple[int, int]]
 """States that turns continue: how many turns, and the bytes that are counted for them."""
@@ -79,17 +76,16 @@ class Scope:
 class _ConnectionScope(Scope):
     """The scope of one connection. What is compressed has a limit of its own."""
 
-    __slots__ = ("compressed_bytes",)
+    __slots__ = ("compression",)
 
-    def __init__(self, limit_bytes: int) -> None:
+    def __init__(self, limit_bytes: int, compression: ChainCompression) -> None:
         super().__init__(limit_bytes)
-        self.compressed_bytes = 0
-        """Memory of the compressed items."""
+        self.compression = compression
 
     @property
     def limited_bytes(self) -> int:
         """The bytes that count towards the limit."""
-        return self.used_bytes - self.compressed_bytes
+        return self.used_bytes - self.compression.compressed_bytes
 
     @property
     def excess_bytes(self) -> int:
@@ -97,29 +93,24 @@ class _ConnectionScope(Scope):
 
     @property
     def exceeded(self) -> bool:
-        return self.used_bytes - self.compressed_bytes > self.limit_bytes
+        return self.used_bytes - self.compression.compressed_bytes > self.limit_bytes
 
 
 class ConnectionCache:
     """The cached states of one connection, within its own limit and the shared ones.
 
-    The chain of a response that is not stored exists nowhere else. If it is larger than the connection's
-    limit, the items of its oldest responses are compressed: ``take_compressible`` returns them, and the cache
-    exceeds its limit until ``keep_compressed``. Their size before compression is limited too. A chain that is
-    larger is evicted.
+    Long chains that are not stored are compressed (``ChainCompression``): ``take_compressible`` returns what
+    is next, and the cache exceeds its limit until ``keep_compressed``. A chain that is larger is evicted.
     """
 
     __slots__ = (
-        "_compressed",
-        "_compressible_bytes",
+        "_compression",
         "_entries",
-        "_is_compressing",
         "_lanes",
         "_outgrown",
         "_own",
         "_retention",
         "_scopes",
-        "_uncompressed_bytes",
         "on_freed",
     )
 
@@ -129,17 +120,12 @@ class ConnectionCache:
         """``compressible_bytes``: the most item bytes that are kept compressed, before compression."""
         self.on_freed: Callable[[int], None] | None = None
         """Called with the number of bytes freed by an eviction."""
-        self._own = _ConnectionScope(limit_bytes)
+        self._compression = ChainCompression(compressible_bytes)
+        self._own = _ConnectionScope(limit_bytes, self._compression)
         self._scopes: tuple[Scope, ...] = (self._own, *shared)
         self._retention: ChainLedger[ResponseState] = ChainLedger()
         self._entries: dict[str, _Entry] = {}
         self._lanes: dict[str | None, _Entry] = {}
-        self._compressible_bytes = compressible_bytes
-        self._compressed: set[ResponseState] = set()
-        """Retained states that are compressed, except those that another connection has compressed since."""
-        self._uncompressed_bytes = 0
-        """The bytes of their items before that."""
-        self._is_compressing = False
         self._outgrown: deque[str] | None = None
         """Responses that were not stored and were evicted for the size of their chain; None until there is
         one."""
@@ -167,7 +153,7 @@ class ConnectionCache:
     @property
     def compressed_states(self) -> int:
         """States that are kept in compressed form."""
-        return len(self._compressed)
+        return len(self._compression.states)
 
     def find(self, response_id: str) -> ResponseState | None:
         entry = self._entries.get(response_id)
@@ -199,8 +185,8 @@ class ConnectionCache:
         if self._outgrown is None or response_id not in self._outgrown:
             return None
         most = f"{self.limit_bytes} bytes"
-        if self._compressible_bytes:
-            most += f", and {self._compressible_bytes} bytes that are compressed"
+        if compressed_bytes := self._compression.limit_bytes:
+            most += f", and {compressed_bytes} bytes that are compressed"
         return f"Its chain was not stored, and is larger than this connection keeps ({most})."
 
     def remember(self, state: ResponseState, lane: str | None) -> None:
@@ -232,70 +218,31 @@ class ConnectionCache:
             del scope.tier(entry)[entry]
         self._release(entry.state)
 
-    def continuation_failed(self, previous: str | None, lane: str | None, error: ApiError) -> None:
-        """A continuation that fails on its parent's own lane evicts the parent; a failed fork does not, and
-        neither does one that a safety check has blocked: the client goes on with another message."""
-        if isinstance(error, InvalidPrompt) or previous is None:
-            return
-        if previous in self and self.lane_of(previous) == lane:
-            self.evict(previous)
-
     def clear(self) -> None:
         """Remove all responses."""
         for response_id in list(self._entries):
             self.evict(response_id)
 
     def take_compressible(self) -> list[ResponseState]:
-        """The states to compress next, so that the connection fits its limit: oldest first, enough for a
-        while, and not too many at once. Until ``keep_compressed`` is called there are no others."""
-        if self._is_compressing or not self._own.exceeded:
-            return []
-        wanted = min(max(2 * self._own.excess_bytes, _LEAST_AT_ONCE), _MOST_AT_ONCE)
-        room = self._compressible_bytes - self._uncompressed_bytes
-        taken: list[ResponseState] = []
-        taken_bytes = 0
-        for state in self._candidates():
-            taken_bytes += state.item_bytes
-            if taken_bytes > room:
-                break
-            taken.append(state)
-            if taken_bytes >= wanted:
-                break
-        self._is_compressing = bool(taken)
-        return taken
+        """The states to compress next; none if the connection fits its limit."""
+        return self._compression.take(self._own.excess_bytes, self._ends()) if self._own.exceeded else []
 
     def keep_compressed(self, compressed: Sequence[tuple[ResponseState, bytes]]) -> None:
         """The states that ``take_compressible`` returned are compressed, or as many of them as could be."""
-        self._is_compressing = False
+        self._compression.end()
         grown = 0
         for state, data in compressed:
             if state not in self._retention or state.compressed_bytes:
                 continue
             state.keep_compressed(data)
             grown += self._retention.resize(state)
-            self._count_compressed(state)
+            self._compression.add(state)
             self._scopes[-1].compressions += 1
         self._add(grown)
 
-    def _candidates(self) -> Iterator[ResponseState]:
-        """The states that may be compressed, the oldest of each chain first."""
-        seen: set[ResponseState] = set()
-        for entry in list(self._lanes.values()):
-            chain: list[ResponseState] = []
-            node = entry.state.parent if entry.state.response.store is False else None
-            while node is not None and not node.compressed_bytes and node not in seen:
-                seen.add(node)
-                chain.append(node)
-                node = node.parent
-            yield from reversed(chain)
-
-    def _may_shrink(self) -> bool:
-        """Whether the connection will use less memory once states are compressed."""
-        room = self._compressible_bytes - self._uncompressed_bytes
-        if self._is_compressing or room <= 0:
-            return self._is_compressing
-        oldest = next(self._candidates(), None)
-        return oldest is not None and oldest.item_bytes <= room
+    def _ends(self) -> Iterator[ResponseState]:
+        """The latest responses of the lanes."""
+        return (entry.state for entry in self._lanes.values())
 
     def _hold(self, state: ResponseState) -> None:
         nodes: list[ResponseState] = []
@@ -304,13 +251,8 @@ class ConnectionCache:
             return  # all of it counts already
         for node in nodes:
             if node.compressed_bytes:
-                self._count_compressed(node)
+                self._compression.add(node)
         self._add(gained)
-
-    def _count_compressed(self, state: ResponseState) -> None:
-        self._compressed.add(state)
-        self._uncompressed_bytes += state.item_bytes
-        self._own.compressed_bytes += state.compressed_bytes
 
     def _add(self, size_bytes: int) -> None:
         """Count bytes, then evict what exceeds a limit."""
@@ -319,7 +261,7 @@ class ConnectionCache:
         own, shared = self._own, self._scopes[1:]
         while own.exceeded and (entry := own.oldest()) is not None:
             if entry.latest:
-                if self._may_shrink():
+                if self._compression.may_shrink(self._ends()):
                     break
                 if entry.state.response.store is False:
                     self._note_outgrown(entry.state.id)
@@ -340,10 +282,7 @@ class ConnectionCache:
         freed = self._retention.release(state, nodes)
         if not nodes:
             return  # something else retains all of it
-        for node in self._compressed.intersection(nodes) if self._compressed else ():
-            self._compressed.remove(node)
-            self._uncompressed_bytes -= node.item_bytes
-            self._own.compressed_bytes -= node.compressed_bytes
+        self._compression.drop(nodes)
         for scope in self._scopes:
             scope.used_bytes -= freed
         if self.on_freed is not None:

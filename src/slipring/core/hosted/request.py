@@ -12,11 +12,19 @@ from slipring.core.chain.state import Approval, Carry
 from slipring.core.generation import Hosting, UpstreamTools
 from slipring.core.hosted import approvals
 from slipring.core.hosted.approvals import Approved
-from slipring.core.hosted.tool_lists import FetchedList, Offered, answering, compose, select, serves, tag_list
+from slipring.core.hosted.tool_lists import (
+    FetchedList,
+    Offered,
+    answering,
+    compose,
+    list_in_context,
+    select,
+    tag_list,
+)
 from slipring.core.hosted.tools import HostedTool, HostedTools, ResolvedBuiltin, ResolvedServer
 from slipring.protocol.hosted import tool_types
 from slipring.protocol.hosted.builtin_tools import BuiltinKind, SentBuiltin, read_builtins
-from slipring.protocol.hosted.mcp_tools import ListedTool, McpTool, read_list, read_servers, with_servers
+from slipring.protocol.hosted.mcp_tools import ListedTool, McpTool, read_servers, with_servers
 from slipring.protocol.items import Item
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.responses import McpApprovalRequestItem
@@ -142,13 +150,11 @@ class HostedRequest(Struct, eq=False):
         """Take the list of a server from the context, or await it."""
         assert self.resolved is not None
         label = server.server_label
-        found, tools = self.resolved[label], carry.lists.get(label)
-        if tools is not None:
-            listed, verify = read_list(tools), partial(self.seal.verify, self.tenant)
-            if serves(carry.list_ids.get(label), listed, server, found, verify):
-                self.lists[label] = listed
-                return
-        self.awaited[label] = found
+        found, verify = self.resolved[label], partial(self.seal.verify, self.tenant)
+        if (listed := list_in_context(server, found, carry, verify)) is not None:
+            self.lists[label] = listed
+        else:
+            self.awaited[label] = found
 
     def tag_list(self, label: str) -> str:
         """What the id of the list of a server ends with."""

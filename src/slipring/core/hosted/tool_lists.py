@@ -10,9 +10,9 @@ from msgspec import Raw, Struct, UnsetType, structs
 
 from slipring.base.errors import ApiError, UnsupportedParameter
 from slipring.core.chain import item_ids
+from slipring.core.chain.state import Carry
 from slipring.core.hosted import approvals
-from slipring.core.hosted.builtin_calls import Builtin
-from slipring.core.hosted.tools import HostedTool, HostedTools, ResolvedBuiltin, ResolvedServer
+from slipring.core.hosted.tools import Builtin, HostedTool, HostedTools, ResolvedBuiltin, ResolvedServer
 from slipring.protocol import wire
 from slipring.protocol.hosted.builtin_tools import SentBuiltin, with_builtins
 from slipring.protocol.hosted.hosted_items import CallError
@@ -20,6 +20,7 @@ from slipring.protocol.hosted.mcp_tools import (
     ListedTool,
     McpTool,
     ToolFilter,
+    read_list,
     respelled,
     with_servers,
 )
@@ -66,7 +67,19 @@ def tag_list(server: McpTool, resolved: ResolvedServer, tag: Tag) -> str:
     return tag(_server_bytes(server, resolved)) + _shown(resolved, server.allowed_tools)
 
 
-def serves(
+def list_in_context(
+    server: McpTool, resolved: ResolvedServer, carry: Carry, verify: Verify
+) -> list[ListedTool] | None:
+    """The list of a server that the context has, so that it is not fetched; None if there is none that serves
+    for the request."""
+    label = server.server_label
+    if (tools := carry.lists.get(label)) is None:
+        return None
+    listed = read_list(tools)
+    return listed if _serves(carry.list_ids.get(label), listed, server, resolved, verify) else None
+
+
+def _serves(
     list_id: str | None, tools: list[ListedTool], server: McpTool, resolved: ResolvedServer, verify: Verify
 ) -> bool:
     """Whether a list in the context is that of a server, and has everything that a request may use of it.

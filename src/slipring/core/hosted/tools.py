@@ -14,9 +14,10 @@ and histories.
 
 from collections.abc import Iterable, Mapping
 
-from msgspec import Struct
+from msgspec import Raw, Struct
 
-from slipring.core.hosted.builtin_calls import Builtin
+from slipring.protocol import wire
+from slipring.protocol.hosted.builtin_tools import BuiltinKind
 from slipring.protocol.hosted.hosted_items import CallError
 from slipring.protocol.hosted.mcp_tools import (
     ListedTool,
@@ -48,6 +49,21 @@ class ResolvedBuiltin(Struct, frozen=True, eq=False):
     """Gets what the model writes."""
     fields: Mapping[str, str] = {}
     """Fields of the type, as clients send them, and the arguments that get their values."""
+
+
+class Builtin(Struct, frozen=True, eq=False):
+    """A built-in type, and how its calls become calls of the tool that answers it."""
+
+    kind: BuiltinKind
+    argument: str
+    given: Mapping[str, Raw] = {}
+    """The arguments that the request itself determines."""
+    container: str | None = None
+    """The container that the request names for code."""
+
+    def arguments(self, text: str) -> str:
+        """The arguments of the tool, as JSON, for what the model wrote."""
+        return wire.encode({**self.given, self.argument: text}).decode()
 
 
 class HostedTool(Struct, frozen=True, eq=False):

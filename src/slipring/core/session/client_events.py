@@ -1,7 +1,8 @@
-"""Decodes the frames that a client sends on a WebSocket, by event type.
+"""Decodes the frames that a client sends on a WebSocket, by event type, and decides what is refused at once.
 
 A create, steer or append whose body is invalid still yields a value, with its ``error`` set: it names its
-lane or response, so that the session can refuse it in the right place.
+lane or response, so that the session can refuse it in the right place. Any other invalid frame is
+``Refused``: it belongs to no lane, and its error waits for nothing.
 """
 
 from msgspec import Struct
@@ -40,14 +41,26 @@ class Create(Struct, frozen=True):
     """Why the frame is invalid. The request is refused in its lane's order."""
 
 
-ClientEvent = Create | Steer | Append | ToolOutputPiece
+class Refused(Struct, frozen=True):
+    """A frame that is not a JSON object, or whose type is not one that the connection has: it is refused at
+    once."""
+
+    error: ApiError
+
+
+ClientEvent = Create | Steer | Append | ToolOutputPiece | Refused
 
 
 def read(frame: bytes | str, betas: Betas) -> ClientEvent | None:
-    """Decode a frame; None for event types that are ignored.
+    """Decode a frame; None for event types that are ignored. ``betas``: those of the connection."""
+    try:
+        return _read(frame, betas)
+    except ApiError as error:
+        forget_frames(error)  # one of them has the whole frame of the client
+        return Refused(error)
 
-    Raises ``ApiError`` for a frame that is not a JSON object, or whose type is not one that ``betas`` allow.
-    """
+
+def _read(frame: bytes | str, betas: Betas) -> ClientEvent | None:
     data = _utf8(frame)
     try:
         if isinstance(frame, bytes):
@@ -68,28 +81,12 @@ def read(frame: bytes | str, betas: Betas) -> ClientEvent | None:
     return _read_other(data, kind, betas, is_text=isinstance(frame, str))
 
 
-class Read(Struct, frozen=True):
-    """The result of ``read``, with the exception as a value."""
-
-    event: ClientEvent | None
-    error: ApiError | None = None
-
-    def result(self) -> ClientEvent | None:
-        if self.error is not None:
-            raise self.error
-        return self.event
-
-
 def read_ahead(
     frame: bytes | str, betas: Betas, *, digests: bool = False, known: Known = NOTHING_KNOWN
-) -> Read:
+) -> ClientEvent | None:
     """Decode a frame including the items of a create, with their digests if these are wanted. ``known``:
     what was decoded before. For large frames, in a thread."""
-    try:
-        event = read(frame, betas)
-    except ApiError as error:
-        forget_frames(error)  # one of them has the whole frame of the client
-        return Read(None, error)
+    event = read(frame, betas)
     if isinstance(event, Create) and event.error is None:
         try:
             event.request.read_ahead(digests=digests, known=known)
@@ -99,7 +96,7 @@ def read_ahead(
     elif isinstance(event, Steer | Append):
         for item in event.items:
             examine(item)
-    return Read(event)
+    return event
 
 
 def _utf8(frame: bytes | str) -> bytes | str:

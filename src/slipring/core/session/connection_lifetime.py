@@ -1,5 +1,5 @@
-"""The lifetime of a connection: decides when its age, its idle time or its grace period is over, and whether
-it accepts turns.
+"""The lifetime of a connection: decides when its age, its idle time or its grace period is over, that an
+announced end waits until no turn runs, and whether turns are accepted.
 """
 
 import math
@@ -61,9 +61,17 @@ class ConnectionLifetime:
         timeout_s = self._limits.idle_timeout_s
         return self._active_at + timeout_s if timeout_s else math.inf
 
-    def wind_down(self, error: ApiError, code: int, deadline: float) -> None:
-        """The end is announced: no turn begins any more."""
-        self.ending = Ending(error, code, deadline)
+    def wind_down(self, error: ApiError, code: int, now: float, grace_s: float) -> None:
+        """The end is announced: no turn begins any more, and those that run have a grace period."""
+        self.ending = Ending(error, code, now + grace_s)
+
+    def take_end(self, *, is_idle: bool) -> Ending | None:
+        """The announced end, as soon as no turn runs or waits: the connection is then closed. The error is
+        sent last, because clients take one without a lane as the end of the response that they read."""
+        if self.ending is None or self.is_closed or not is_idle:
+            return None
+        self.is_closed = True
+        return self.ending
 
     def close(self) -> None:
         """The connection is closed, or its client has left."""

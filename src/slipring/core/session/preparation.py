@@ -329,7 +329,7 @@ def _plan(
     # A rollout, or a response that may call hosted tools, continues after its calls.
     if request.rollout or has_steps:
         steps = Steps(job, draft.choice)
-        rollout = Rollout(steps, open_carry, draft.attachment_rules) if request.rollout else None
+        rollout = Rollout(steps, open_carry) if request.rollout else None
     return Planned(job, compaction, steps, rollout), head
 
 

@@ -8,7 +8,7 @@ pure: the time is an argument, and ids, clock and encryption are injected as ``p
 
 from msgspec import structs
 
-from slipring.base.errors import ApiError, ConnectionLimitReached, InvalidPrompt, forget_frames
+from slipring.base.errors import ApiError, ConnectionLimitReached, InvalidPrompt
 from slipring.core.betas import NO_BETAS, Betas
 from slipring.core.chain.state import ResponseState
 from slipring.core.chain.state_cache import ConnectionCache, NoCache
@@ -25,8 +25,9 @@ from slipring.core.session.actions import (
     Record,
     Send,
 )
+from slipring.core.session.appends import Appends
+from slipring.core.session.client_events import ClientEvent, Refused
 from slipring.core.session.session_state import SessionState
-from slipring.core.session.steers_and_appends import LiveInput
 from slipring.core.session.turns import Turns
 from slipring.core.turn.stages import Stages
 from slipring.core.turn.steps import rollout
@@ -46,7 +47,7 @@ _POLICY_VIOLATION = 1008
 class Session:
     """The state of one connection."""
 
-    __slots__ = ("_lifetime", "_limits", "_live_input", "shared", "tenant", "turns")
+    __slots__ = ("_appends", "_lifetime", "_limits", "shared", "tenant", "turns")
 
     def __init__(
         self,
@@ -66,9 +67,7 @@ class Session:
         self._lifetime = shared.lifetime
         self.turns = Turns(shared)
         """Takes the results of actions."""
-        self._live_input = LiveInput(
-            shared.lanes, limits, shared.successors, shared.charges, ports.ignored_tools
-        )
+        self._appends = Appends(shared.lanes, limits, shared.charges, ports.ignored_tools)
 
     @property
     def in_flight(self) -> int:
@@ -101,24 +100,18 @@ class Session:
 
     # Frames and requests from the client.
 
-    def receive(self, frame: bytes | str | client_events.Read, now: float) -> list[Action]:
+    def receive(self, frame: bytes | str | ClientEvent | None, now: float) -> list[Action]:
         """A WebSocket message arrived: its text, its bytes, or what was decoded from it in a thread."""
         self.shared.now = now
         self._lifetime.touch(now)
         if self._lifetime.is_closed:
             return []
         stages = Stages(self.shared.ports.clock)
-        try:
-            event = (
-                client_events.read(frame, self.shared.betas)
-                if not isinstance(frame, client_events.Read)
-                else frame.result()
-            )
-        except ApiError as error:
-            forget_frames(error)
-            return [_refuse(error), CountRefusal(error.code)]
+        event = client_events.read(frame, self.shared.betas) if isinstance(frame, bytes | str) else frame
         if event is None:
             return []
+        if isinstance(event, Refused):
+            return [_refuse(event.error), CountRefusal(event.error.code)]
         if isinstance(event, Steer):
             return self._steer(event)
         if isinstance(event, Append):
@@ -182,7 +175,7 @@ class Session:
     def _steer(self, steer: Steer) -> list[Action]:
         """Accept or refuse a steer."""
         shared = self.shared
-        shared.send([self._live_input.steer(steer, shared.cache, self._lifetime.refusal)])
+        shared.send([shared.successors.steer(steer, shared.cache, self._lifetime.refusal)])
         if (turn := shared.lanes.find(steer.target)) is not None:
             self.turns.changed(turn)
         return shared.take_actions()
@@ -192,7 +185,7 @@ class Session:
             close = Close(_POLICY_VIOLATION, "invalid response.inject")
             return [*self.leave(now), _refuse(append.error), CountRefusal(append.error.code), close]
         try:
-            grammars = self._live_input.grammars_in(append)
+            grammars = self._appends.grammars_in(append)
         except ApiError as error:
             return self.appended(structs.replace(append, error=error), now)
         return [CompileAppended(append, grammars)] if grammars else self.appended(append, now)
@@ -205,7 +198,7 @@ class Session:
         shared.now = now
         turn = shared.lanes.find(append.target)
         try:
-            shared.send(self._live_input.append(append, shared.cache, now))
+            shared.send(self._appends.append(append, shared.cache, now))
         except InvalidPrompt as error:
             assert turn is not None  # its checks refuse what is appended
             self.turns.block(turn, error)
@@ -252,7 +245,7 @@ class Session:
             return []
         shared = self.shared
         shared.now = now
-        self._lifetime.wind_down(error, code, now + grace_s)
+        self._lifetime.wind_down(error, code, now, grace_s)
         shared.send(shared.successors.return_all(error))
         shared.actions += shared.growing_outputs.end_all()
         self.turns.conclude_paused()

@@ -1,5 +1,6 @@
 """What the turns of one session share: its limits and dependencies, its memory, and its outgoing actions."""
 
+from slipring.base.errors import ApiError, InvalidPrompt
 from slipring.core.betas import Betas
 from slipring.core.chain.state import ResponseState
 from slipring.core.chain.state_cache import ConnectionCache
@@ -9,10 +10,10 @@ from slipring.core.limits import Limits
 from slipring.core.ports import Ports
 from slipring.core.session.actions import Action, CallTool, Compress, Inspect, Record, Send
 from slipring.core.session.connection_lifetime import ConnectionLifetime
+from slipring.core.session.growing_tool_outputs import GrowingOutputs
 from slipring.core.session.lanes import Lanes
-from slipring.core.session.prefills import GrowingOutputs
 from slipring.core.session.request_charges import Charges
-from slipring.core.session.successors import Successors
+from slipring.core.session.steers import Successors
 from slipring.core.turn import endings, turn_reports
 from slipring.core.turn.turn import Turn
 from slipring.protocol.events import Event
@@ -67,7 +68,7 @@ class SessionState:
         self.cache = cache
         self.lanes = Lanes(limits.max_in_flight, limits.max_lanes)
         self.charges = Charges(ports.requests, tenant)
-        self.successors = Successors(limits, ports, models, self.charges)
+        self.successors = Successors(limits, ports, models, self.charges, self.lanes)
         self.growing_outputs = GrowingOutputs(tenant, self.lanes, limits, self.charges, models, policies)
         self.actions: list[Action] = []
         """What the driver has to do after the current call."""
@@ -98,6 +99,16 @@ class SessionState:
             if state.parent is None:
                 self.ports.items.remember(turn.asked.tenant, turn.asked.request.pieces, self.now)
         self.compress(self.cache)
+
+    def forget_continued(self, turn: Turn, error: ApiError) -> None:
+        """A continuation has failed: the connection forgets the response that it continued. Not if that
+        belongs to another lane; and not if a safety check has blocked the turn, because its client goes on
+        with another message."""
+        previous = turn.asked.request.previous_response_id
+        if isinstance(error, InvalidPrompt) or previous is None or previous not in self.cache:
+            return
+        if self.cache.lane_of(previous) == turn.asked.lane:
+            self.cache.evict(previous)
 
     def compress(self, cache: ConnectionCache) -> None:
         """Have items of earlier responses compressed, if there are enough of them."""

@@ -315,7 +315,7 @@ class TurnProgram:
         turn.ended = Ended(error)
         emitted = shared.successors.return_steers(turn, error)
         if not turn.asked.follows:
-            shared.cache.continuation_failed(turn.asked.request.previous_response_id, turn.asked.lane, error)
+            shared.forget_continued(turn, error)
             emitted.append(turn.refusal(error))
         self.release()
         turn.stages.lap("terminal")
@@ -333,7 +333,7 @@ class TurnProgram:
         self._end_growth(turn.output.response_id)
         closing, turn.ended = endings.fail(turn, error, keeps_steps=keeps_steps)
         if turn.ended.state is None:
-            shared.cache.continuation_failed(turn.asked.request.previous_response_id, turn.asked.lane, error)
+            shared.forget_continued(turn, error)
         else:
             closing += shared.successors.return_steers(turn, error)
         shared.send(closing)

@@ -14,6 +14,7 @@ from slipring.core.checks.verdicts import Verdict
 from slipring.core.generation import Emit, Prefill
 from slipring.core.hosted.tool_lists import FetchedList
 from slipring.core.hosted.tools import CallOutcome, CallProgress
+from slipring.core.session import foreseen_jobs
 from slipring.core.session.actions import (
     Action,
     Cancel,
@@ -29,7 +30,6 @@ from slipring.core.session.actions import (
     StartPrefill,
     Work,
 )
-from slipring.core.session.prefills import foreseen_job
 from slipring.core.session.session_state import SessionState
 from slipring.core.session.turn_program import TurnProgram
 from slipring.core.turn import delivery, turn_reports
@@ -73,9 +73,7 @@ class Turns:
                 self._begin(turn)
         finally:
             self._advances = False
-        ending = shared.lifetime.ending
-        if ending is not None and self.is_idle and not shared.lifetime.is_closed:
-            shared.lifetime.close()
+        if (ending := shared.lifetime.take_end(is_idle=self.is_idle)) is not None:
             shared.send([Error.of(ending.error, None)])
             shared.actions.append(Close(ending.code, ending.error.code))
 
@@ -143,15 +141,8 @@ class Turns:
         if state.carry.open_calls:
             shared.actions += shared.growing_outputs.advance(state.id, shared.cache)
             return
-        if state.response.status != "completed" or state.carry.approvals or turn.asked.request.warms_up:
-            return  # after a request for approval, the client answers with something else than a message
-        try:
-            if not shared.models.find(state.response.model).rewrites_answers:
-                return
-        except ApiError:
-            return  # its model is not served any more
-        job = foreseen_job(state, shared.tenant, shared.models)
-        shared.actions.append(StartPrefill(state.id, Prefill(job, "user")))
+        if (job := foreseen_jobs.after(turn, state, shared.models)) is not None:
+            shared.actions.append(StartPrefill(state.id, Prefill(job, "user")))
 
     def _wake(self, turn: Turn) -> None:
         """Something has changed for a turn: a program that waits for news looks whether it can go on. One
@@ -302,8 +293,7 @@ class Turns:
         """End paused rollouts, or only those past their deadline. Their calls stay open."""
         now = self._shared.now
         paused = [turn for turn in self._shared.lanes.running() if turn.waits_for_client]
-        late = [turn for turn in paused if (each := turn.planned.rollout) and each.is_late(now)]
-        self._cut_short(late if only_late else paused)
+        self._cut_short([turn for turn in paused if not only_late or between_steps.is_late(turn, now)])
 
     def break_off(self) -> None:
         """Cancel the running step of rollouts that have finished steps, or the hosted calls that they await,

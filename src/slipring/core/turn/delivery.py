@@ -80,10 +80,8 @@ def opening(turn: Turn, prompt_tokens: int | None = None) -> list[Event]:
 
 
 def _shown(turn: Turn) -> Response:
-    """The response as its first events show it: without what has not passed, and without what the client
-    does not want to see."""
-    shown = turn.passed()
-    return response_object.shortened(shown) if turn.asked.short_events else shown
+    """The response as its first events show it: without what has not passed."""
+    return response_object.as_announced(turn.passed(), is_short=turn.asked.short_events)
 
 
 def feed(turn: Turn, deltas: list[Delta]) -> list[Event]:

@@ -68,15 +68,16 @@ def new_response(
     )
 
 
-def shortened(response: Response) -> Response:
-    """The response without its largest parts, which its client has sent itself: instructions and tools."""
-    return structs.replace(response, instructions=_NULL, tools=_NO_TOOLS)
+def as_announced(response: Response, *, is_short: bool) -> Response:
+    """The response as its first events show it. ``is_short``: its client wants them without the largest
+    parts, which it has sent itself: instructions and tools."""
+    return structs.replace(response, instructions=_NULL, tools=_NO_TOOLS) if is_short else response
 
 
 def without_definitions(response: Response) -> Response:
     """The response without what its client has defined: instructions, tools, and the format of the answer."""
     text = TextEcho(format=TEXT.echo, verbosity=response.text.verbosity)
-    return structs.replace(shortened(response), text=text, tool_choice=AUTO.echo)
+    return structs.replace(as_announced(response, is_short=True), text=text, tool_choice=AUTO.echo)
 
 
 def usage(finished: Finished, lifetime: CacheLifetime | None = None) -> Usage:

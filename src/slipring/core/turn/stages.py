@@ -9,8 +9,6 @@ from slipring.core.generation import Accepted, Begun, Delta, Finished, FinishRea
 from slipring.core.ports import Clock
 from slipring.protocol.turn_report import Stage, StageName
 
-_MOST_LAPS = 400
-
 
 class Stages:
     """Starts when a request arrives. Each ``lap`` ends one stage and begins the next."""
@@ -38,14 +36,6 @@ class Stages:
         before = self._clock()
         await waiting
         self.send_s += self._clock() - before
-
-    def fold(self) -> None:
-        """Bound the list: above 400 stages, replace the oldest 200 by one named ``rollout``."""
-        if len(self.laps) > _MOST_LAPS:
-            folded = self.laps[: _MOST_LAPS // 2]
-            end = self.laps[len(folded)].start_ms
-            first = Stage("rollout", folded[0].start_ms, round(end - folded[0].start_ms, 3))
-            self.laps[: len(folded)] = [first]
 
     @property
     def elapsed_ms(self) -> float:

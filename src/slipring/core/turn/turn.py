@@ -29,7 +29,7 @@ from slipring.core.turn import response_object
 from slipring.core.turn.output.hosted_call_events import HostedLists
 from slipring.core.turn.output.output_events import Output
 from slipring.core.turn.stages import NO_TOKENS, JobProgress, Stages
-from slipring.core.turn.steps.steering import Steers
+from slipring.core.turn.steps.steered_ends import Steers
 from slipring.core.turn.turn_checks import TurnChecks
 from slipring.core.turn.turn_values import (
     UNBOUND,

@@ -10,8 +10,9 @@ from slipring.core.generation import Finished
 from slipring.core.turn import response_object
 from slipring.core.turn.stages import as_ms
 from slipring.core.turn.turn import Turn
-from slipring.protocol.turn_report import Mark, StageName, TurnReport
+from slipring.protocol.turn_report import Mark, Stage, StageName, TurnReport
 
+_MOST_STAGES = 400
 _ID_LENGTH = 64
 """Ids in reports are cut here: a client may send anything as one."""
 _TRACEPARENT = "ws_request_header_traceparent"
@@ -44,6 +45,15 @@ _STAGE_AT: dict[str, StageName] = {
     "inspecting": "check",
 }
 """The stage of a turn at a place, where that alone determines it."""
+
+
+def fold(stages: list[Stage]) -> None:
+    """Bound the stages of a report: above 400, replace the oldest 200 by one named ``rollout``."""
+    if len(stages) > _MOST_STAGES:
+        folded = stages[: _MOST_STAGES // 2]
+        end = stages[len(folded)].start_ms
+        first = Stage("rollout", folded[0].start_ms, round(end - folded[0].start_ms, 3))
+        stages[: len(folded)] = [first]
 
 
 def cut_off_stage(turn: Turn) -> None:

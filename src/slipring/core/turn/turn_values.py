@@ -22,7 +22,7 @@ from slipring.core.token_estimates import estimated_text_tokens, estimated_token
 from slipring.core.turn.compaction import Compaction, Plan
 from slipring.core.turn.stages import NO_TOKENS
 from slipring.core.turn.steps.rollout import Rollout
-from slipring.core.turn.steps.steering import Steers
+from slipring.core.turn.steps.steered_ends import Steers
 from slipring.core.turn.steps.step_jobs import Steps
 from slipring.core.turn.turn_checks import TurnChecks
 from slipring.protocol.definitions import Compilable, Definitions

@@ -7,6 +7,7 @@ that is sent again in the same bytes is not translated again, if its calls and i
 numbers.
 """
 
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -27,7 +28,15 @@ from slipring.protocol.chat_completions.error_paths import (
 )
 from slipring.protocol.client_tools import ImageDetail
 from slipring.protocol.endpoints.translated_messages import NOTHING_KNOWN, Known, Piece
-from slipring.protocol.items import MOST_ITEMS, MOST_PARTS, numbered_call
+from slipring.protocol.items import (
+    MOST_ITEMS,
+    MOST_PARTS,
+    InputText,
+    OutputText,
+    ReasoningText,
+    Refusal,
+    numbered_call,
+)
 
 _API = b"chat "
 
@@ -60,11 +69,7 @@ class FileContent(Struct, tag_field="type", tag="file"):
 class AudioContent(Struct, tag_field="type", tag="input_audio"): ...
 
 
-class RefusalContent(Struct, tag_field="type", tag="refusal"):
-    refusal: str
-
-
-Part = TextContent | ImageContent | FileContent | AudioContent | RefusalContent
+Part = TextContent | ImageContent | FileContent | AudioContent | Refusal
 
 
 class ChatToolCall(Struct):
@@ -105,14 +110,6 @@ _long = msgspec.json.Decoder(_Long)
 # Items, as they are written ----------------------------------------------------------------------
 
 
-class InputText(Struct, tag_field="type", tag="input_text"):
-    text: str
-
-
-class OutputText(Struct, tag_field="type", tag="output_text"):
-    text: str
-
-
 class InputImage(Struct, tag_field="type", tag="input_image", omit_defaults=True):
     image_url: str
     detail: ImageDetail | None = None
@@ -124,44 +121,8 @@ class InputFile(Struct, tag_field="type", tag="input_file", omit_defaults=True):
     filename: str | None = None
 
 
-class ReasoningText(Struct, tag_field="type", tag="reasoning_text"):
-    text: str
-
-
-_Parts = list[InputText | OutputText | InputImage | InputFile | RefusalContent]
+_Parts = list[InputText | OutputText | InputImage | InputFile | Refusal]
 _Content = str | _Parts
-
-
-class MessageItem(Struct, tag_field="type", tag="message"):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: _Content
-
-
-class ReasoningItem(Struct, tag_field="type", tag="reasoning"):
-    content: list[ReasoningText]
-    summary: tuple[()] = ()
-
-
-class FunctionCallItem(Struct, tag_field="type", tag="function_call"):
-    call_id: str
-    name: str
-    arguments: str
-
-
-class CustomToolCallItem(Struct, tag_field="type", tag="custom_tool_call"):
-    call_id: str
-    name: str
-    input: str
-
-
-class FunctionCallOutputItem(Struct, tag_field="type", tag="function_call_output"):
-    call_id: str
-    output: _Content
-
-
-class CustomToolCallOutputItem(Struct, tag_field="type", tag="custom_tool_call_output"):
-    call_id: str
-    output: _Content
 
 
 class _Call(Struct, frozen=True):
@@ -289,7 +250,7 @@ class History:
         """The id by which the client knows a call; None if it has none."""
         return self._calls[number].sent_id if number < len(self._calls) else None
 
-    def _add(self, item: Struct, below: str, fields: Fields) -> None:
+    def _add(self, item: Mapping[str, object], below: str, fields: Fields) -> None:
         """Add an item, which stands at ``below`` in its message."""
         self._items.append(wire.encode(item))
         self._places.append((below, fields))
@@ -302,23 +263,22 @@ class History:
             self._add_output(message, where)
         else:
             content = _content(_required(message, where), where)
-            self._add(MessageItem(role, content), "", MESSAGE)
+            self._add({"type": "message", "role": role, "content": content}, "", MESSAGE)
 
     def _add_answer(self, message: ChatMessage, where: str) -> None:
         for field in ("reasoning_content", "reasoning"):
             thought = getattr(message, field)
             if thought:
-                self._add(ReasoningItem([ReasoningText(thought)]), f".{field}", THOUGHT)
+                text = {"type": "reasoning", "content": [ReasoningText(thought)], "summary": ()}
+                self._add(text, f".{field}", THOUGHT)
                 break
         content = _answer_content(message, where)
         if content:
-            self._add(MessageItem("assistant", content), "", MESSAGE)
+            self._add({"type": "message", "role": "assistant", "content": content}, "", MESSAGE)
         for index, call in enumerate(message.tool_calls or ()):
             self._add_call(call, where, f".tool_calls[{index}]")
         if (function := message.function_call) is not None:
-            call_id = self._open(_Call(None, function.name, is_custom=False))
-            item = FunctionCallItem(call_id, function.name, function.arguments)
-            self._add(item, ".function_call", LEGACY_CALL)
+            self._add_function_call(None, function, ".function_call", LEGACY_CALL)
 
     def _add_call(self, call: ChatToolCall, message: str, below: str) -> None:
         function, custom = call.function, call.custom
@@ -326,12 +286,19 @@ class History:
             if custom is None:
                 raise wire.explain("Object missing required field `custom`", message + below)
             call_id = self._open(_Call(call.id, custom.name, is_custom=True))
-            self._add(CustomToolCallItem(call_id, custom.name, custom.input), below, CUSTOM_CALL)
+            called = {"call_id": call_id, "name": custom.name, "input": custom.input}
+            self._add({"type": "custom_tool_call", **called}, below, CUSTOM_CALL)
             return
         if function is None:
             raise wire.explain("Object missing required field `function`", message + below)
-        call_id = self._open(_Call(call.id, function.name, is_custom=False))
-        self._add(FunctionCallItem(call_id, function.name, function.arguments), below, CALL)
+        self._add_function_call(call.id, function, below, CALL)
+
+    def _add_function_call(
+        self, sent_id: str | None, function: CalledFunction, below: str, fields: Fields
+    ) -> None:
+        call_id = self._open(_Call(sent_id, function.name, is_custom=False))
+        called = {"call_id": call_id, "name": function.name, "arguments": function.arguments}
+        self._add({"type": "function_call", **called}, below, fields)
 
     def _open(self, call: _Call) -> str:
         number = len(self._calls)
@@ -346,8 +313,8 @@ class History:
         is_custom = self._calls[number].is_custom
         self._result = structs.replace(result, number=number, is_custom=is_custom)
         self._open_calls.take(number)
-        kind = CustomToolCallOutputItem if is_custom else FunctionCallOutputItem
-        self._add(kind(numbered_call(number), content), "", OUTPUT)
+        kind = "custom_tool_call_output" if is_custom else "function_call_output"
+        self._add({"type": kind, "call_id": numbered_call(number), "output": content}, "", OUTPUT)
 
     def _named_by(self, result: _Result) -> int | None:
         """The number of the call that a result answers: by its id, or else by the function's name, or else
@@ -415,16 +382,16 @@ def _answer_content(message: ChatMessage, where: str) -> _Content:
     else:
         parts = [_answer_part(part, f"{where}.content[{index}]") for index, part in enumerate(content)]
     if message.refusal:
-        parts.append(RefusalContent(message.refusal))
+        parts.append(Refusal(message.refusal))
     if all(type(part) is OutputText for part in parts):
         return "".join(part.text for part in parts if isinstance(part, OutputText))
     return parts
 
 
-def _answer_part(part: Part, where: str) -> OutputText | RefusalContent:
+def _answer_part(part: Part, where: str) -> OutputText | Refusal:
     if isinstance(part, TextContent):
         return OutputText(part.text)
-    if isinstance(part, RefusalContent):
+    if isinstance(part, Refusal):
         return part
     raise _unsupported_part(part, where)
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from slipring.base.errors import InvalidRequest, UnsupportedParameter
+from slipring.base.errors import UnsupportedParameter
 from slipring.protocol import wire
 from slipring.protocol.items import Effort
 from slipring.protocol.requests import (
@@ -32,39 +32,7 @@ class ChatFormat(Struct):
     json_schema: ChatSchema | None = None
 
 
-class JsonSchemaFormat(Struct, tag_field="type", tag="json_schema"):
-    """The protocol's own format. UNSET fields are left out, so that its decoder names what is missing."""
-
-    name: str | UnsetType
-    schema: Raw | UnsetType
-    strict: bool | UnsetType
-    description: str | UnsetType
-
-
-_format = msgspec.json.Decoder(ChatFormat)
-
-
-def read_format(sent: Raw | UnsetType) -> Raw | UnsetType:
-    """The ``text.format`` of a create request."""
-    given = wire.given(sent)
-    if given is None:
-        return UNSET
-    format = wire.decode(_format, given, where="response_format")
-    if format.type != "json_schema":
-        return wire.raw({"type": format.type})
-    schema = format.json_schema
-    if schema is None:
-        raise wire.explain("Object missing required field `json_schema`", "response_format")
-    return wire.raw(
-        JsonSchemaFormat(
-            schema.name,
-            schema.schema,
-            UNSET if schema.strict is None else schema.strict,
-            UNSET if schema.description is None else schema.description,
-        )
-    )
-
-
+FORMAT = msgspec.json.Decoder(ChatFormat)
 T = TypeVar("T")
 MOST_CHOICES = 8
 """The largest ``n``."""
@@ -156,67 +124,16 @@ class ChatRequest(Struct, dict=True):
         """Whether the request offers ``functions``, so that a call of its answer is a ``function_call``."""
         return wire.given(self.functions) is not None
 
-    @property
-    def limit_field(self) -> str:
-        """The field by which the client limits the length of the answer."""
-        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
-
-    @property
-    def effort(self) -> Effort | None:
-        """How much the model is to reason: ``none`` if any field switches reasoning off."""
-        is_off = self.enable_thinking is False or (
-            self.thinking is not None and self.thinking.type == "disabled"
-        )
-        return "none" if is_off or self._template_switch() is False else self.reasoning_effort
-
-    def _template_switch(self) -> bool | None:
-        given = short(self.chat_template_kwargs, "chat_template_kwargs", _template_arguments) or {}
-        switch: bool | None = None
-        for name, value in given.items():
-            param = f"chat_template_kwargs.{name[:64]}"
-            if name not in ("enable_thinking", "thinking"):
-                raise UnsupportedParameter.at(
-                    param, "only 'enable_thinking' and 'thinking' reach the template of a model"
-                )
-            if not isinstance(value, bool):
-                raise InvalidRequest.at(param, "expected a boolean", code="invalid_type")
-            switch = value if switch is None else switch and value
-        return switch
-
-    @property
-    def stop_sequences(self) -> list[str]:
-        given = short(self.stop, "stop", _stop)
-        return [given] if isinstance(given, str) else given or []
-
-    @property
-    def read_bias(self) -> dict[int, float] | None:
-        """What is added to the logits of tokens, by their ids."""
-        return short(self.logit_bias, "logit_bias", _bias)
-
-    @property
-    def top_logprobs_wanted(self) -> int | None:
-        if self.top_logprobs and not self.logprobs:
-            raise InvalidRequest("'top_logprobs' requires 'logprobs' to be true.", param="top_logprobs")
-        return self.top_logprobs
-
-    @property
-    def read_metadata(self) -> dict[str, str] | None:
-        return short(self.metadata, "metadata", _metadata)
-
-    @property
-    def read_moderation(self) -> ModerationConfig | None:
-        return short(self.moderation, "moderation", _moderation)
-
 
 _request: msgspec.json.Decoder[ChatRequest] = msgspec.json.Decoder(
     msgspec.defstruct("Received", [(name, Raw | UnsetType, UNSET) for name in _NEUTRAL], bases=(ChatRequest,))
 )
 _value = msgspec.json.Decoder()
-_stop: msgspec.json.Decoder[str | list[str]] = msgspec.json.Decoder(StopSequence | StopSequences)
-_bias: msgspec.json.Decoder[dict[int, float]] = msgspec.json.Decoder(LogitBias)
-_metadata: msgspec.json.Decoder[dict[str, str]] = msgspec.json.Decoder(Metadata)
-_moderation = msgspec.json.Decoder(ModerationConfig)
-_template_arguments = msgspec.json.Decoder(dict[str, Any])
+STOP: msgspec.json.Decoder[str | list[str]] = msgspec.json.Decoder(StopSequence | StopSequences)
+BIAS: msgspec.json.Decoder[dict[int, float]] = msgspec.json.Decoder(LogitBias)
+METADATA: msgspec.json.Decoder[dict[str, str]] = msgspec.json.Decoder(Metadata)
+MODERATION = msgspec.json.Decoder(ModerationConfig)
+TEMPLATE_ARGUMENTS = msgspec.json.Decoder(dict[str, Any])
 
 
 def read_request(body: bytes) -> ChatRequest:

@@ -1,8 +1,9 @@
 """One request of the Chat Completions API: read as a create request, answered with what its events become."""
 
-from msgspec import UNSET, structs
+from msgspec import UNSET, Raw, Struct, UnsetType, structs
 
-from slipring.base.errors import ApiError
+from slipring.base.errors import ApiError, InvalidRequest, UnsupportedParameter
+from slipring.protocol import wire
 from slipring.protocol.chat_completions.completion import (
     AnswerForm,
     ChatCompletion,
@@ -13,13 +14,24 @@ from slipring.protocol.chat_completions.completion import (
 )
 from slipring.protocol.chat_completions.error_paths import Places
 from slipring.protocol.chat_completions.history import History
-from slipring.protocol.chat_completions.requests import ChatRequest, read_format, read_request
+from slipring.protocol.chat_completions.requests import (
+    BIAS,
+    FORMAT,
+    METADATA,
+    MODERATION,
+    STOP,
+    TEMPLATE_ARGUMENTS,
+    ChatRequest,
+    read_request,
+    short,
+)
 from slipring.protocol.chat_completions.stream import CompletionStream
 from slipring.protocol.chat_completions.tools import ToolOffer
 from slipring.protocol.endpoints import translation
 from slipring.protocol.endpoints.translated_messages import NOTHING_KNOWN, Known
 from slipring.protocol.endpoints.translation import ErrorReply, Translation
 from slipring.protocol.events import Error, ErrorBody, Event, Failed, ResponseEvent
+from slipring.protocol.items import Effort
 from slipring.protocol.requests import (
     CreateRequest,
     ReasoningConfig,
@@ -31,6 +43,15 @@ from slipring.protocol.responses import Response, Usage
 
 _LOGPROBS = "message.output_text.logprobs"
 _NO_PLACES = Places((), (), {}, lambda number: None)
+
+
+class JsonSchemaFormat(Struct, tag_field="type", tag="json_schema"):
+    """The protocol's own format. UNSET fields are left out, so that its decoder names what is missing."""
+
+    name: str | UnsetType
+    schema: Raw | UnsetType
+    strict: bool | UnsetType
+    description: str | UnsetType
 
 
 class ChatTranslation(Translation):
@@ -135,7 +156,7 @@ def _names(sent: ChatRequest) -> dict[str, str]:
     return {
         "text.format": "response_format",
         "reasoning.effort": "reasoning_effort",
-        "max_output_tokens": sent.limit_field,
+        "max_output_tokens": "max_tokens" if sent.max_completion_tokens is None else "max_completion_tokens",
         "include": "logprobs",
         "tool_choice": named,
         "tools": "functions" if sent.has_legacy_functions else "tools",
@@ -143,11 +164,11 @@ def _names(sent: ChatRequest) -> dict[str, str]:
 
 
 def _create(sent: ChatRequest, history: History, offer: ToolOffer) -> ResentHistory:
-    options, effort = sent.stream_options, sent.effort
+    options, effort = sent.stream_options, _effort_of(sent)
     limit = sent.max_tokens if sent.max_completion_tokens is None else sent.max_completion_tokens
     padded = options is not None and options.include_obfuscation is True
     return ResentHistory(
-        calls=history.call_count,
+        first_call=history.call_count,
         model=sent.model,
         input=history.items,
         tools=offer.tools,
@@ -155,23 +176,76 @@ def _create(sent: ChatRequest, history: History, offer: ToolOffer) -> ResentHist
         # An answer has one ``function_call`` at most.
         parallel_tool_calls=False if sent.has_legacy_functions else sent.parallel_tool_calls,
         reasoning=None if effort is None else ReasoningConfig(effort),
-        text=TextConfig(read_format(sent.response_format)),
+        text=TextConfig(_read_format(sent.response_format)),
         include=[_LOGPROBS] if sent.logprobs else None,
         store=False,
         max_output_tokens=limit,
         temperature=sent.temperature,
         top_p=sent.top_p,
-        top_logprobs=sent.top_logprobs_wanted,
+        top_logprobs=_top_logprobs(sent),
         presence_penalty=sent.presence_penalty,
         frequency_penalty=sent.frequency_penalty,
         seed=sent.seed,
         top_k=sent.top_k if sent.top_k is not None and sent.top_k > 0 else None,
-        stop=sent.stop_sequences or None,
-        logit_bias=sent.read_bias or None,
-        metadata=sent.read_metadata,
+        stop=_stop_sequences(sent) or None,
+        token_bias=short(sent.logit_bias, "logit_bias", BIAS) or None,
+        metadata=short(sent.metadata, "metadata", METADATA),
         prompt_cache_key=sent.prompt_cache_key,
         safety_identifier=sent.safety_identifier,
-        moderation=sent.read_moderation,
+        moderation=short(sent.moderation, "moderation", MODERATION),
         stream_options=StreamOptions(True) if padded else None,
         stream=sent.stream,
+    )
+
+
+def _effort_of(sent: ChatRequest) -> Effort | None:
+    """How much the model is to reason: ``none`` if any field switches reasoning off."""
+    is_off = sent.enable_thinking is False or (sent.thinking is not None and sent.thinking.type == "disabled")
+    return "none" if is_off or _template_switch(sent) is False else sent.reasoning_effort
+
+
+def _template_switch(sent: ChatRequest) -> bool | None:
+    given = short(sent.chat_template_kwargs, "chat_template_kwargs", TEMPLATE_ARGUMENTS) or {}
+    switch: bool | None = None
+    for name, value in given.items():
+        param = f"chat_template_kwargs.{name[:64]}"
+        if name not in ("enable_thinking", "thinking"):
+            raise UnsupportedParameter.at(
+                param, "only 'enable_thinking' and 'thinking' reach the template of a model"
+            )
+        if not isinstance(value, bool):
+            raise InvalidRequest.at(param, "expected a boolean", code="invalid_type")
+        switch = value if switch is None else switch and value
+    return switch
+
+
+def _stop_sequences(sent: ChatRequest) -> list[str]:
+    given = short(sent.stop, "stop", STOP)
+    return [given] if isinstance(given, str) else given or []
+
+
+def _top_logprobs(sent: ChatRequest) -> int | None:
+    if sent.top_logprobs and not sent.logprobs:
+        raise InvalidRequest("'top_logprobs' requires 'logprobs' to be true.", param="top_logprobs")
+    return sent.top_logprobs
+
+
+def _read_format(sent: Raw | UnsetType) -> Raw | UnsetType:
+    """The ``text.format`` of a create request."""
+    given = wire.given(sent)
+    if given is None:
+        return UNSET
+    format = wire.decode(FORMAT, given, where="response_format")
+    if format.type != "json_schema":
+        return wire.raw({"type": format.type})
+    schema = format.json_schema
+    if schema is None:
+        raise wire.explain("Object missing required field `json_schema`", "response_format")
+    return wire.raw(
+        JsonSchemaFormat(
+            schema.name,
+            schema.schema,
+            UNSET if schema.strict is None else schema.strict,
+            UNSET if schema.description is None else schema.description,
+        )
     )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import Struct
 
+from slipring.protocol.decisions.requests import Asked, ChoiceQuestion, PredicateQuestion
 from slipring.protocol.responses import Logprob, Response, Usage
 
 
@@ -100,3 +101,25 @@ def _label(labels: Sequence[str], token: str) -> str | None:
     """The label that a token is, or that only it begins with: some vocabularies split words."""
     fitting = [label for label in labels if token and label.lower().startswith(token.lower())]
     return fitting[0] if len(fitting) == 1 else None
+
+
+def answer_to(asked: Asked, labels: Sequence[str], response: Response) -> Answer:
+    """The answer that a response has given to a question with these labels."""
+    found = probabilities(labels, [each for part in _parts(response) for each in part.logprobs])
+    if found is None:
+        return RefusalAnswer(asked.name)
+    if isinstance(asked, PredicateQuestion):
+        return PredicateAnswer(asked.name, found[0])
+    best = max(range(len(found)), key=found.__getitem__)
+    if isinstance(asked, ChoiceQuestion):
+        options = [
+            OptionProbability(option.value, probability)
+            for option, probability in zip(asked.choices, found, strict=True)
+        ]
+        return ChoiceAnswer(asked.name, asked.choices[best].value, found[best], options)
+    levels = [
+        LevelProbability(index, level.label, probability)
+        for index, (level, probability) in enumerate(zip(asked.levels, found, strict=True))
+    ]
+    expected = sum(each.value * each.probability for each in levels)
+    return ScoreAnswer(asked.name, expected, found[best], levels)

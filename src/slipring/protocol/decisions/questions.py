@@ -5,23 +5,11 @@ and the probabilities of the first token of its answer are those of the options.
 """
 
 import re
-from collections.abc import Sequence
 from string import ascii_uppercase
 
 from msgspec import Raw, Struct
 
 from slipring.protocol import wire
-from slipring.protocol.decisions.answers import (
-    Answer,
-    ChoiceAnswer,
-    LevelProbability,
-    OptionProbability,
-    PredicateAnswer,
-    RefusalAnswer,
-    ScoreAnswer,
-    _parts,
-    probabilities,
-)
 from slipring.protocol.decisions.requests import (
     Asked,
     ChoiceQuestion,
@@ -31,7 +19,6 @@ from slipring.protocol.decisions.requests import (
     QuestionJson,
     json_text,
 )
-from slipring.protocol.responses import Response
 
 INSTRUCTIONS = (
     "You are asked questions about the input that follows. Judge each question by the input alone, and "
@@ -57,34 +44,6 @@ class Question(Struct, frozen=True):
     def message(self) -> Raw:
         """The ``input`` of the turn that asks it."""
         return wire.raw([{"type": "message", "role": "user", "content": self.content}])
-
-    def answer(self, response: Response) -> Answer:
-        """The answer that a response has given."""
-        logprobs = [each for part in _parts(response) for each in part.logprobs]
-        return self._answered(probabilities(self.labels, logprobs))
-
-    def refused(self) -> RefusalAnswer:
-        return RefusalAnswer(self.asked.name)
-
-    def _answered(self, found: Sequence[float] | None) -> Answer:
-        asked = self.asked
-        if found is None:
-            return self.refused()
-        if isinstance(asked, PredicateQuestion):
-            return PredicateAnswer(asked.name, found[0])
-        best = max(range(len(found)), key=found.__getitem__)
-        if isinstance(asked, ChoiceQuestion):
-            options = [
-                OptionProbability(option.value, probability)
-                for option, probability in zip(asked.choices, found, strict=True)
-            ]
-            return ChoiceAnswer(asked.name, asked.choices[best].value, found[best], options)
-        levels = [
-            LevelProbability(index, level.label, probability)
-            for index, (level, probability) in enumerate(zip(asked.levels, found, strict=True))
-        ]
-        expected = sum(each.value * each.probability for each in levels)
-        return ScoreAnswer(asked.name, expected, found[best], levels)
 
 
 def question_of(asked: Asked, where: str) -> Question:

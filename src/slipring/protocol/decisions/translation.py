@@ -6,7 +6,7 @@ from msgspec import UNSET, Raw, structs
 
 from slipring.base.errors import UnsupportedParameter
 from slipring.protocol import wire
-from slipring.protocol.decisions.answers import Answer, Decision, has_answer
+from slipring.protocol.decisions.answers import Answer, Decision, answer_to, has_answer
 from slipring.protocol.decisions.questions import INSTRUCTIONS, Question, question_of
 from slipring.protocol.decisions.requests import read_input, read_questions, read_request
 from slipring.protocol.endpoints.translated_messages import NOTHING_KNOWN, Known
@@ -73,7 +73,7 @@ class DecisionTranslation(Translation):
                 previous_response_id=first_id,
                 stream_id=str(index % self._lanes),
                 input=question.message(),
-                pattern=question.pattern,
+                answer_pattern=question.pattern,
                 max_output_tokens=_MOST_TOKENS,
             )
             for index, question in enumerate(self._questions)
@@ -120,7 +120,7 @@ class DecisionTranslation(Translation):
         answers: list[Answer] = []
         for index, question in enumerate(self._questions):
             turn, lane = divmod(index, self._lanes)
-            answers.append(question.answer(self._ended[lane][turn]))
+            answers.append(answer_to(question.asked, question.labels, self._ended[lane][turn]))
         used = [each.usage for responses in self._ended.values() for each in responses]
         return Decision(response.model, answers, _total([each for each in used if each], self._prompt))
 

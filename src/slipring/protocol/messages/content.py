@@ -1,7 +1,7 @@
 """Content blocks of a request, and the parts of Responses items that images, documents and texts become."""
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct, UnsetType
@@ -10,6 +10,7 @@ from slipring.protocol import wire
 from slipring.protocol.client_tools import CallId
 from slipring.protocol.items import MOST_PARTS, InputFile, InputImage, InputText, Name, OutputText
 
+T = TypeVar("T")
 ImageType = Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
 Part = InputText | InputImage | InputFile | OutputText
 
@@ -161,42 +162,28 @@ ShownBlock = TextBlock | ImageBlock | DocumentBlock | SearchResultBlock
 ResultBlock = ShownBlock | ToolReferenceBlock
 SystemBlock = TextBlock | ToolAdditionBlock | ToolRemovalBlock
 
-_user_blocks = msgspec.json.Decoder(str | list[UserBlock])
-_assistant_blocks = msgspec.json.Decoder(str | list[AssistantBlock])
-_system_blocks = msgspec.json.Decoder(str | list[SystemBlock])
+OF_USER: msgspec.json.Decoder[str | list[UserBlock]] = msgspec.json.Decoder(str | list[UserBlock])
+OF_ASSISTANT: msgspec.json.Decoder[str | list[AssistantBlock]] = msgspec.json.Decoder(
+    str | list[AssistantBlock]
+)
+OF_SYSTEM: msgspec.json.Decoder[str | list[SystemBlock]] = msgspec.json.Decoder(str | list[SystemBlock])
 _texts = msgspec.json.Decoder(str | list[OnlyText])
 _text_list = msgspec.json.Decoder(list[OnlyText])
 _results = msgspec.json.Decoder(str | list[ResultBlock])
 _texts_and_images = msgspec.json.Decoder(str | list[TextBlock | ImageBlock])
 
 
-def read_user(content: Raw, where: str) -> str | list[UserBlock]:
-    """Decode the content of a user's message."""
-    _require_few(content, where)
-    blocks: str | list[UserBlock] = wire.decode(_user_blocks, content, where=where)
-    return blocks
-
-
-def read_assistant(content: Raw, where: str) -> str | list[AssistantBlock]:
-    """Decode the content of an answer."""
-    _require_few(content, where)
-    blocks: str | list[AssistantBlock] = wire.decode(_assistant_blocks, content, where=where)
-    return blocks
-
-
-def read_system(content: Raw, where: str) -> str | list[SystemBlock]:
-    """Decode the content of a message of the system."""
-    _require_few(content, where)
-    blocks: str | list[SystemBlock] = wire.decode(_system_blocks, content, where=where)
-    return blocks
+def read(decoder: wire.Decoder[T], content: Raw, where: str) -> T:
+    """Decode the content of a message, with the decoder for its role."""
+    wire.require_few(content, MOST_PARTS, where, "content blocks")
+    return wire.decode(decoder, content, where=where)
 
 
 def read_texts(content: Raw | UnsetType, where: str) -> list[str]:
     """Decode a text or a list of texts; empty if it is absent."""
     if isinstance(content, UnsetType):
         return []
-    _require_few(content, where)
-    found = wire.decode(_texts, content, where=where)
+    found = read(_texts, content, where)
     return [found] if isinstance(found, str) else [block.text for block in found]
 
 
@@ -204,8 +191,7 @@ def read_result(block: ToolResultBlock, where: str) -> list[ResultBlock]:
     """Decode what a tool has returned."""
     if isinstance(block.content, UnsetType):
         return []
-    _require_few(block.content, f"{where}.content")
-    found: str | list[ResultBlock] = wire.decode(_results, block.content, where=f"{where}.content")
+    found: str | list[ResultBlock] = read(_results, block.content, f"{where}.content")
     return [TextBlock(found)] if isinstance(found, str) else found
 
 
@@ -216,8 +202,7 @@ def parts_of(block: ShownBlock, where: str) -> Iterator[Part]:
     elif isinstance(block, ImageBlock):
         yield _image(block)
     elif isinstance(block, SearchResultBlock):
-        _require_few(block.content, f"{where}.content")
-        texts = wire.decode(_text_list, block.content, where=f"{where}.content")
+        texts = read(_text_list, block.content, f"{where}.content")
         head = f"Search result: {block.title}\nSource: {block.source}\n\n"
         yield InputText(head + "\n".join(each.text for each in texts))
     else:
@@ -244,8 +229,7 @@ def _document(block: DocumentBlock, where: str) -> Iterator[Part]:
     if head:
         yield InputText(f"{head}\n\n")
     if isinstance(source, InnerContent):
-        _require_few(source.content, f"{where}.source.content")
-        found = wire.decode(_texts_and_images, source.content, where=f"{where}.source.content")
+        found = read(_texts_and_images, source.content, f"{where}.source.content")
         for each in [TextBlock(found)] if isinstance(found, str) else found:
             yield _image(each) if isinstance(each, ImageBlock) else InputText(each.text)
     elif isinstance(source, Base64Pdf):
@@ -263,7 +247,3 @@ def joined(parts: Sequence[Part]) -> str | list[Part]:
     if len(parts) == 1 and isinstance(parts[0], InputText | OutputText):
         return parts[0].text
     return list(parts)
-
-
-def _require_few(content: Raw, where: str) -> None:
-    wire.require_few(content, MOST_PARTS, where, "content blocks")

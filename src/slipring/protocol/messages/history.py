@@ -205,14 +205,14 @@ class History:
     def _add(self, index: int, message: SentMessage) -> None:
         where = f"messages[{index}].content"
         if message.role == "user":
-            self._add_user(index, content.read_user(message.content, where), where)
+            self._add_user(index, content.read(content.OF_USER, message.content, where), where)
         elif message.role == "assistant":
-            self._add_assistant(index, content.read_assistant(message.content, where), where)
+            self._add_assistant(index, content.read(content.OF_ASSISTANT, message.content, where), where)
         else:
             if message.clear_at not in (None, "never"):
                 param = f"messages[{index}].clear_at"
                 raise UnsupportedParameter.at(param, f"{quoted(message.clear_at or '')}")
-            self._add_system(content.read_system(message.content, where), where)
+            self._add_system(content.read(content.OF_SYSTEM, message.content, where), where)
 
     def _add_system(self, sent: str | list[SystemBlock], where: str) -> None:
         if isinstance(sent, str):

@@ -7,16 +7,8 @@ from msgspec import Meta, Raw, Struct, UnsetType
 
 from slipring.base.errors import UnsupportedParameter, quoted
 from slipring.protocol import wire
-from slipring.protocol.items import Effort
-from slipring.protocol.messages import content
 from slipring.protocol.messages.tools import Choice
-from slipring.protocol.requests import (
-    StopSequences,
-)
 
-_BILLING = "x-anthropic-billing-header:"
-"""How the first block of ``system`` begins if Claude Code has written it. It is no instruction, and changes
-with every request in some versions."""
 _OptionalRaw = Raw | UnsetType
 
 
@@ -102,7 +94,6 @@ class _Turns(Struct):
 _create = msgspec.json.Decoder(MessagesRequest)
 _count = msgspec.json.Decoder(CountRequest)
 _edits = msgspec.json.Decoder(Edits)
-_sequences = msgspec.json.Decoder(StopSequences)
 _keep = msgspec.json.Decoder(str | _Turns)
 _REFUSED = ("container", "fallbacks", "compaction")
 UNTHREADED = "thread_unsupported_request"
@@ -135,12 +126,7 @@ def _checked(request: CountRequest) -> CountRequest:
     return request
 
 
-def keeps_thoughts(request: CountRequest) -> bool:
-    """Whether the client asks that the model reads the thoughts of all turns, not only of the last one."""
-    return bool(_read_edits(request.context_management))
-
-
-def _read_edits(data: Raw | UnsetType) -> list[Edit]:
+def read_edits(data: Raw | UnsetType) -> list[Edit]:
     sent = wire.given(data)
     if sent is None:
         return []
@@ -150,7 +136,7 @@ def _read_edits(data: Raw | UnsetType) -> list[Edit]:
 
 def _check_edits(data: Raw | UnsetType) -> None:
     """Refuse edits of the context other than the one that keeps all thoughts: nothing here makes them."""
-    for index, edit in enumerate(_read_edits(data)):
+    for index, edit in enumerate(read_edits(data)):
         where = f"context_management.edits[{index}]"
         if edit.type != "clear_thinking_20251015":
             raise UnsupportedParameter.at(
@@ -160,54 +146,3 @@ def _check_edits(data: Raw | UnsetType) -> None:
         found = None if kept is None else wire.decode(_keep, kept, where=f"{where}.keep")
         if (found if isinstance(found, str) or found is None else found.type) != "all":
             raise UnsupportedParameter.at(f"{where}.keep", "only 'all' is supported: no thinking is cleared")
-
-
-def instructions_of(system: Raw | UnsetType) -> str | None:
-    """``system`` as one text, without the line in its first block that Claude Code writes for billing."""
-    sent = wire.given(system)
-    if sent is None:
-        return None
-    texts = content.read_texts(sent, "system")
-    if bytes(sent).startswith(b"[") and texts and texts[0].startswith(_BILLING):
-        texts[0] = texts[0].partition("\n")[2]
-    return "\n\n".join(filter(None, texts)) or None
-
-
-def stop_sequences_of(data: Raw | UnsetType) -> list[str]:
-    sent = wire.given(data)
-    if sent is None:
-        return []
-    wire.require_short(sent, "stop_sequences")
-    return wire.decode(_sequences, sent, where="stop_sequences")
-
-
-def shows_thinking(request: CountRequest) -> bool:
-    """Whether the answer has thinking blocks."""
-    return request.thinking is not None and not isinstance(request.thinking, ThinkingDisabled)
-
-
-def omits_thoughts(request: CountRequest) -> bool:
-    """Whether the thinking blocks of the answer have no text, only their signatures."""
-    thinking = request.thinking
-    return isinstance(thinking, ThinkingEnabled | ThinkingAdaptive) and thinking.display == "omitted"
-
-
-def format_of(request: CountRequest) -> tuple[str, JsonFormat] | None:
-    """The field with the format of the answer, and the format."""
-    if request.output_config is not None and request.output_config.format is not None:
-        return "output_config.format", request.output_config.format
-    return ("output_format", request.output_format) if request.output_format is not None else None
-
-
-def effort_of(request: CountRequest) -> Effort | None:
-    """How much the model thinks; None: as much as it does by default."""
-    thinking, asked = request.thinking, request.output_config
-    if thinking is None or isinstance(thinking, ThinkingDisabled):
-        return "none"
-    if asked is not None and asked.effort is not None:
-        return asked.effort
-    if not isinstance(thinking, ThinkingEnabled):
-        return None
-    if thinking.budget_tokens <= 4096:
-        return "low"
-    return "medium" if thinking.budget_tokens <= 16384 else "high"

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
-from msgspec import Struct
+import msgspec
+from msgspec import Raw, Struct, UnsetType
 
 from slipring.base.errors import InvalidRequest
 from slipring.protocol import wire
@@ -10,25 +11,42 @@ from slipring.protocol.endpoints.rate_limits import RateLimit
 from slipring.protocol.endpoints.translated_messages import NOTHING_KNOWN, Known
 from slipring.protocol.endpoints.translation import ErrorReply, Translation
 from slipring.protocol.events import Error, Event
-from slipring.protocol.messages import answer, errors, requests
+from slipring.protocol.items import Effort
+from slipring.protocol.messages import answer, content, errors, requests
 from slipring.protocol.messages.answer import Wishes
 from slipring.protocol.messages.errors import Fields
 from slipring.protocol.messages.history import History, Opens
 from slipring.protocol.messages.loaded_tools import LoadedTools
-from slipring.protocol.messages.requests import CountRequest, effort_of
+from slipring.protocol.messages.requests import (
+    CountRequest,
+    JsonFormat,
+    ThinkingAdaptive,
+    ThinkingDisabled,
+    ThinkingEnabled,
+)
 from slipring.protocol.messages.stream import PING, Stream
 from slipring.protocol.messages.tools import NoChoice, Tools
-from slipring.protocol.requests import CreateRequest, ReasoningConfig, ResentHistory, TextConfig
+from slipring.protocol.requests import (
+    CreateRequest,
+    ReasoningConfig,
+    ResentHistory,
+    StopSequences,
+    TextConfig,
+)
 from slipring.protocol.responses import Response
 
 _NAMES = {"requests": ("requests",), "tokens": ("tokens", "input-tokens", "output-tokens"), "images": ()}
 """The limits that the API has for a quota of ours: none for images. Tokens of prompts and of answers have one
 quota here: what is left of it bounds both."""
 _LONGEST_ID = 128
+_BILLING = "x-anthropic-billing-header:"
+"""How the first block of ``system`` begins if Claude Code has written it. It is no instruction, and changes
+with every request in some versions."""
 _INCLUDED = {
     "web_search": "web_search_call.action.sources",
     "code_interpreter": "code_interpreter_call.outputs",
 }
+_sequences = msgspec.json.Decoder(StopSequences)
 
 
 def headers_of(limits: Iterable[RateLimit]) -> dict[str, str]:
@@ -102,18 +120,17 @@ class MessagesTranslation(Translation):
         loaded = LoadedTools(tools)
         history = History(self._opens, loaded, known)
         history.read(request.messages)
-        shows = requests.shows_thinking(request)
-        keeps_thoughts = requests.keeps_thoughts(request)
+        shows = shows_thinking(request)
         create = ResentHistory(
-            calls=history.call_count,
+            first_call=history.call_count,
             model=request.model,
             input=history.input,
-            instructions=requests.instructions_of(request.system),
+            instructions=instructions_of(request.system),
             tools=tools.raw,
             tool_choice=tools.choice(request.tool_choice, loaded.offered, loaded.withdrawn),
             parallel_tool_calls=_parallel(request),
             reasoning=ReasoningConfig(
-                effort=effort_of(request), context="all_turns" if keeps_thoughts else None
+                effort=effort_of(request), context="all_turns" if keeps_thoughts(request) else None
             ),
             text=self._text(request),
             include=["reasoning.encrypted_content"] if shows else [],
@@ -122,7 +139,7 @@ class MessagesTranslation(Translation):
             generate=False if request.max_tokens == 0 else None,
             temperature=request.temperature,
             top_p=request.top_p,
-            stop=requests.stop_sequences_of(request.stop_sequences) or None,
+            stop=stop_sequences_of(request.stop_sequences) or None,
             top_k=request.top_k or None,
             stream=request.stream,
         )
@@ -134,14 +151,14 @@ class MessagesTranslation(Translation):
         self._wishes = Wishes(
             max_tokens=request.max_tokens or 0,
             shows_thinking=shows,
-            omits_thoughts=requests.omits_thoughts(request),
+            omits_thoughts=omits_thoughts(request),
             edits_context=wire.given(request.context_management) is not None,
         )
         self._stream = Stream(self._wishes, self._fields, self._request_id)
         return create
 
     def _text(self, request: CountRequest) -> TextConfig | None:
-        found = requests.format_of(request)
+        found = format_of(request)
         if found is None:
             return None
         self._fields.format, asked = found
@@ -163,3 +180,59 @@ def _identify(create: CreateRequest, request: CountRequest) -> None:
         create.safety_identifier = user
     else:
         create.user = user
+
+
+def keeps_thoughts(request: CountRequest) -> bool:
+    """Whether the client asks that the model reads the thoughts of all turns, not only of the last one."""
+    return bool(requests.read_edits(request.context_management))
+
+
+def instructions_of(system: Raw | UnsetType) -> str | None:
+    """``system`` as one text, without the line in its first block that Claude Code writes for billing."""
+    sent = wire.given(system)
+    if sent is None:
+        return None
+    texts = content.read_texts(sent, "system")
+    if bytes(sent).startswith(b"[") and texts and texts[0].startswith(_BILLING):
+        texts[0] = texts[0].partition("\n")[2]
+    return "\n\n".join(filter(None, texts)) or None
+
+
+def stop_sequences_of(data: Raw | UnsetType) -> list[str]:
+    sent = wire.given(data)
+    if sent is None:
+        return []
+    wire.require_short(sent, "stop_sequences")
+    return wire.decode(_sequences, sent, where="stop_sequences")
+
+
+def shows_thinking(request: CountRequest) -> bool:
+    """Whether the answer has thinking blocks."""
+    return request.thinking is not None and not isinstance(request.thinking, ThinkingDisabled)
+
+
+def omits_thoughts(request: CountRequest) -> bool:
+    """Whether the thinking blocks of the answer have no text, only their signatures."""
+    thinking = request.thinking
+    return isinstance(thinking, ThinkingEnabled | ThinkingAdaptive) and thinking.display == "omitted"
+
+
+def format_of(request: CountRequest) -> tuple[str, JsonFormat] | None:
+    """The field with the format of the answer, and the format."""
+    if request.output_config is not None and request.output_config.format is not None:
+        return "output_config.format", request.output_config.format
+    return ("output_format", request.output_format) if request.output_format is not None else None
+
+
+def effort_of(request: CountRequest) -> Effort | None:
+    """How much the model thinks; None: as much as it does by default."""
+    thinking, asked = request.thinking, request.output_config
+    if thinking is None or isinstance(thinking, ThinkingDisabled):
+        return "none"
+    if asked is not None and asked.effort is not None:
+        return asked.effort
+    if not isinstance(thinking, ThinkingEnabled):
+        return None
+    if thinking.budget_tokens <= 4096:
+        return "low"
+    return "medium" if thinking.budget_tokens <= 16384 else "high"

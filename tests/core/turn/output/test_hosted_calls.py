@@ -18,7 +18,8 @@ from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delt
 from slipring.core.hosted.tool_lists import FetchedList
 from slipring.core.hosted.tools import CallOutcome, CallProgress
 from slipring.core.session.actions import Resolved
-from slipring.core.turn.output.running_hosted_calls import LIMIT_REACHED, LOST, MOST_REJECTED, NOT_OFFERED
+from slipring.core.turn.output.rejected_calls import LIMIT_REACHED, MOST_REJECTED, NOT_OFFERED
+from slipring.core.turn.output.running_hosted_calls import LOST
 from slipring.protocol.hosted.hosted_items import HttpError, ProtocolError
 from tests.core.connection import (
     Connection,

@@ -8,8 +8,8 @@ import pytest
 from slipring.base.errors import AuthenticationFailed, ContextLengthExceeded, Unavailable
 from slipring.core.betas import Betas
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Text, Thought
+from slipring.core.session import appends
 from slipring.core.session.actions import Record, Save
-from slipring.core.turn.steps import rollout
 from tests.core.connection import (
     Connection,
     Server,
@@ -647,7 +647,7 @@ def test_a_long_rollout_has_a_bounded_list_of_stages():
 
 
 def test_an_append_beyond_the_number_of_items_of_a_response_is_returned(monkeypatch):
-    monkeypatch.setattr(rollout, "MOST_ITEMS", 3)
+    monkeypatch.setattr(appends, "MOST_ITEMS", 3)
     connection = open_connection()
     response_id, calls = begin(connection, *call(), *call("g"))
     (sent,) = connection.append(response_id, *map(call_output, calls))

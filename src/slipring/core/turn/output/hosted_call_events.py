@@ -9,9 +9,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct
 
 from slipring.core.chain import hosted_items_in_context
-from slipring.core.generation import CallStarted
-from slipring.core.hosted.builtin_calls import Builtin
-from slipring.core.hosted.tools import CallOutcome, CallProgress, HostedCall, HostedTool
+from slipring.core.hosted.tools import Builtin, CallOutcome, CallProgress, HostedCall, HostedTool
 from slipring.core.turn.output.numbered_items import NumberedItems
 from slipring.core.turn.output.search_results import passages_in, urls_in
 from slipring.protocol import events
@@ -337,7 +335,7 @@ class OpenHostedCall:
         self._form = form
         self.tool = tool
         self.pieces: list[str] = []
-        self.id = _begin(output, form)
+        self.id = begin_call(output, form)
 
     def run(self) -> "RunningCall":
         """The arguments are complete: keep the item's place in the output until the call has ended."""
@@ -366,30 +364,6 @@ class OpenMcpCall(OpenHostedCall):
         super().__init__(output, tool, McpForm(tool))
 
 
-class RefusedCall:
-    """A call of a built-in tool past ``max_tool_calls``. Clients see it begin, and never end; the model reads
-    ``reason`` as its result."""
-
-    __slots__ = ("_form", "_output", "id", "pieces", "reason")
-
-    def __init__(self, output: NumberedItems, form: BuiltinForm, reason: str) -> None:
-        self._output = output
-        self._form = form
-        self.reason = reason
-        self.pieces: list[str] = []
-        self.id = _begin(output, form)
-
-    def as_generated(self, call_id: str) -> Item:
-        """The call as the model wrote it."""
-        return self._form.as_generated(call_id, "".join(self.pieces))
-
-    def close(self) -> OutputItem:
-        arguments = "".join(self.pieces)
-        self._form.write(self._output, self.id, arguments)
-        self._form.run(self._output, self.id)
-        return self._form.refused(self.id, arguments)
-
-
 class OpenApproval:
     """A call that needs approval, while the model writes it. Clients see it only once it is complete."""
 
@@ -403,24 +377,6 @@ class OpenApproval:
         tool = self.tool
         return McpApprovalRequestItem(
             id=item_id, server_label=tool.label, name=tool.tool.name, arguments="".join(self.pieces)
-        )
-
-
-class RejectedCall:
-    """A call that is not made, while the model writes it: of a tool that is not on offer, or past
-    ``max_tool_calls``. Clients see nothing of it; the model reads ``reason`` as its result."""
-
-    __slots__ = ("_started", "pieces", "reason")
-
-    def __init__(self, started: CallStarted, reason: str) -> None:
-        self._started = started
-        self.reason = reason
-        self.pieces: list[str] = []
-
-    def as_generated(self, call_id: str) -> Item:
-        """The call as the model wrote it."""
-        return hosted_items_in_context.rejected_call_item(
-            call_id, self._started.namespace, self._started.name, "".join(self.pieces)
         )
 
 
@@ -457,14 +413,14 @@ class RunningCall(Struct, frozen=True, eq=False):
 def run_approved(output: NumberedItems, tool: HostedTool, arguments: str, request_id: str) -> RunningCall:
     """Emit the beginning of a call that the client has approved: as recorded, ``in_progress`` twice."""
     form = McpForm(tool, request_id)
-    item_id = _begin(output, form)
+    item_id = begin_call(output, form)
     output.emit(events.McpCallArgumentsDelta, item_id=item_id, delta=arguments)
     form.begin(output, item_id)
     form.write(output, item_id, arguments)
     return _run(output, item_id, tool, form, arguments, request_id)
 
 
-def _begin(output: NumberedItems, form: HostedForm) -> str:
+def begin_call(output: NumberedItems, form: HostedForm) -> str:
     """Start the item of a call; returns its id."""
     item_id = output.name_item(form.item_type)
     output.start_item(form.item(item_id, "", "in_progress"))

@@ -30,10 +30,9 @@ from slipring.core.turn.output.hosted_call_events import (
     OpenApproval,
     OpenHostedCall,
     OpenMcpCall,
-    RefusedCall,
-    RejectedCall,
 )
 from slipring.core.turn.output.numbered_items import CLIENT_CALLS, NumberedItems
+from slipring.core.turn.output.rejected_calls import RefusedCall, RejectedCall
 from slipring.core.turn.output.running_hosted_calls import HostedCalls
 from slipring.core.turn.output.upstream_items import UpstreamItems
 from slipring.protocol import events, item_listing, wire

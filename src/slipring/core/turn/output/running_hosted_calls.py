@@ -8,12 +8,11 @@ from slipring.core.turn.output.hosted_call_events import (
     OpenApproval,
     OpenHostedCall,
     OpenMcpCall,
-    RefusedCall,
-    RejectedCall,
     RunningCall,
     builtin_form,
 )
 from slipring.core.turn.output.numbered_items import NumberedItems
+from slipring.core.turn.output.rejected_calls import RefusedCall, RejectedCall, Rejections
 from slipring.protocol.hosted.hosted_items import ProtocolError
 from slipring.protocol.items import Item
 
@@ -28,10 +27,6 @@ WITHHELD = CallOutcome(
     )
 )
 """The outcome of a call whose result was not inspected to the end, or was refused."""
-NOT_OFFERED = "There is no tool of this name."
-LIMIT_REACHED = "The limit on tool calls of this answer is reached. No tool can be called any more."
-MOST_REJECTED = 8
-"""Calls per response that are not made and whose model reads why. After more of them the response ends."""
 
 
 class HostedCalls:
@@ -41,10 +36,9 @@ class HostedCalls:
         "_calls",
         "_has_dropped",
         "_include",
-        "_rejected",
+        "_rejections",
         "_results",
         "_returned",
-        "_shows_refused",
         "approved_results",
         "budget",
         "due",
@@ -59,8 +53,7 @@ class HostedCalls:
         """``budget``: the most calls that the response may make; None: any number. ``include``: what the
         client wants to see of results."""
         self._include = include
-        self._shows_refused = False
-        """Whether an item shows that a call was past the budget. One is enough."""
+        self._rejections = Rejections(include)
         self.tools = tools
         self.budget = budget
         self.due: list[RunningCall] = []
@@ -74,8 +67,6 @@ class HostedCalls:
         self.reporting: set[str] = set()
         """Running calls with a message that waits for verdicts."""
         self._has_dropped = False
-        self._rejected = 0
-        """Calls so far that were not made and whose model reads why."""
         self.approved_results: dict[str, Item] = {}
         """What approved calls returned, by the id of the approval request."""
         self.made = 0
@@ -90,13 +81,11 @@ class HostedCalls:
         """Begin a call that a model makes; None if the client runs the tool. A client never gets the call of
         a tool that is not on offer: it may be one of a server, which the client cannot call."""
         is_spent = self.budget is not None and self.budget <= 0
-        if not started.is_offered:
-            return RejectedCall(started, LIMIT_REACHED if is_spent else NOT_OFFERED)
         tool = self.tools.find(started.namespace, started.name)
+        if (rejected := self._rejections.open(output, started, tool, is_spent=is_spent)) is not None:
+            return rejected
         if tool is None:
             return None
-        if is_spent:
-            return self._refuse(output, tool, started)
         if tool.needs_approval:
             return OpenApproval(tool)
         if self.budget is not None:
@@ -105,21 +94,12 @@ class HostedCalls:
             return OpenHostedCall(output, tool, builtin_form(tool.builtin, self._include))
         return OpenMcpCall(output, tool)
 
-    def _refuse(
-        self, output: NumberedItems, tool: HostedTool, started: CallStarted
-    ) -> RefusedCall | RejectedCall:
-        if tool.builtin is None or self._shows_refused:
-            return RejectedCall(started, LIMIT_REACHED)
-        self._shows_refused = True
-        return RefusedCall(output, builtin_form(tool.builtin, self._include), LIMIT_REACHED)
-
     def reject(self, call: RefusedCall | RejectedCall, call_id: str) -> Item | None:
         """A call that is not made is complete: the model reads why. Returns the call as the model wrote it;
         None if there were too many."""
         self.drop()
-        if self._rejected >= MOST_REJECTED:
+        if not self._rejections.may_be_read():
             return None
-        self._rejected += 1
         self._calls.append(call_id)
         self._results[call_id] = hosted_items_in_context.output_item(call_id, call.reason)
         return call.as_generated(call_id)

@@ -6,9 +6,10 @@ A turn is paused from the end of a step that made calls until the job of its nex
 from functools import partial
 
 from slipring.core.chain import hosted_items_in_context, input_items
+from slipring.core.chain.state import Carry
 from slipring.core.generation import Job
 from slipring.core.hosted.tools import CallOutcome, CallProgress
-from slipring.core.turn import delivery
+from slipring.core.turn import delivery, turn_reports
 from slipring.core.turn.turn import Turn
 from slipring.protocol.events import Event
 from slipring.protocol.live_input import Append
@@ -146,15 +147,19 @@ def _wait_for_client(turn: Turn, waits_until: float, *, may_wait: bool) -> list[
     return turn.planned.rollout.pause(turn.output, may_commit=may_commit, may_wait=may_wait)
 
 
-def append(turn: Turn, append: Append, waits_until: float) -> list[Event]:
-    """Accept call outputs from the client. They are held while a step or its hosted calls run, and until they
-    have passed.
+def is_late(turn: Turn, now: float) -> bool:
+    """Whether a paused rollout has waited for its client as long as it may: it then ends with its calls
+    open."""
+    rollout = turn.planned.rollout
+    return rollout is not None and rollout.is_late(now)
 
-    Raises ``AppendRefused``, and ``ApiError`` if they are known to be refused by a safety check.
-    """
+
+def append(turn: Turn, append: Append, carry: Carry, waits_until: float) -> list[Event]:
+    """Take call outputs of the client, which are accepted. They are held while a step or its hosted calls
+    run, and until they have passed. ``carry``: of the context with them. Raises ``ApiError`` if they are
+    known to be refused by a safety check."""
     assert turn.planned.rollout is not None
-    turn.observe()
-    turn.planned.rollout.hold(append, turn.output)
+    turn.planned.rollout.hold(append, carry)
     if turn.is_paused and not turn.is_calling:
         turn.planned.rollout.wait_until(waits_until)
     if turn.checks is not None:
@@ -177,7 +182,7 @@ def resume(turn: Turn) -> Job:
     assert prepared is not None
     if turn.planned.rollout is not None and (not turn.stages.laps or turn.stages.laps[-1].name != "tools"):
         turn.stages.lap("client")
-    turn.stages.fold()
+    turn_reports.fold(turn.stages.laps)
     turn.begin_job()
     hosted = turn.output.hosted
     is_spent = hosted is not None and hosted.budget is not None and hosted.budget <= 0

@@ -10,13 +10,11 @@ from collections.abc import Mapping
 from msgspec import UNSET, Raw, structs
 
 from slipring.base.errors import ApiError, InvalidRequest, quoted
-from slipring.core.attachment_rules import AttachmentRules
 from slipring.core.betas import Betas
-from slipring.core.chain import input_items
 from slipring.core.chain.input_items import OpenCarry
-from slipring.core.chain.state import OpenCall, ResponseState
+from slipring.core.chain.state import Carry, OpenCall, ResponseState
 from slipring.core.turn.output.output_events import Output
-from slipring.core.turn.steps.steering import required_input
+from slipring.core.turn.steps.required_input import required_input
 from slipring.core.turn.steps.step_jobs import Steps
 from slipring.protocol.events import (
     AppendErrorBody,
@@ -29,7 +27,6 @@ from slipring.protocol.events import (
     InjectErrorCode,
     InjectFailed,
 )
-from slipring.protocol.items import MOST_ITEMS
 from slipring.protocol.live_input import Append
 from slipring.protocol.requests import CreateRequest
 
@@ -48,15 +45,14 @@ class AppendRefused(Exception):
 class Rollout:
     """The appends of one response, and how long it waits for them."""
 
-    __slots__ = ("_attachment_rules", "_carry", "_committed", "_held", "_steps", "_waits_until")
+    __slots__ = ("_carry", "_committed", "_held", "_steps", "_waits_until")
 
-    def __init__(self, steps: Steps, carry: OpenCarry, rules: AttachmentRules) -> None:
+    def __init__(self, steps: Steps, carry: OpenCarry) -> None:
         """``carry``: the turn's own, which the rollout extends."""
         self._waits_until = 0.0
         """While paused: the time at which it stops waiting for the client."""
         self._steps = steps
         self._carry = carry
-        self._attachment_rules = rules
         self._committed = 0
         """Items of appends that were committed since the last step."""
         self._held: list[Append] = []
@@ -115,19 +111,8 @@ class Rollout:
             )
         return sent
 
-    def hold(self, append: Append, output: Output) -> None:
-        """Accept an append as a whole, or raise ``AppendRefused``."""
-        if len(output.finished) + len(append.items) > MOST_ITEMS:
-            raise AppendRefused("too_much_pending_input", "The response has too many items already.")
-        try:
-            carry = input_items.join(self._carry.current, append.items, complete=False)
-            if carry.has_attachments:
-                self._attachment_rules.refuse_unread(append.items)
-                self._attachment_rules.refuse_unseen(append.items)
-                self._attachment_rules.refuse_context(carry)
-            self._steps.offer(carry)
-        except ApiError as error:
-            raise AppendRefused("invalid_input", error.message, error.param) from None
+    def hold(self, append: Append, carry: Carry) -> None:
+        """Hold an append that is accepted. ``carry``: of the context with it."""
         self._carry.extend(carry)
         self._held.append(append)
 

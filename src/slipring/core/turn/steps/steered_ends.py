@@ -1,7 +1,7 @@
-"""Steering: messages that a client adds to a response while it is generated.
+"""Ends an answer early for the messages that its client has added while it is generated.
 
 ``Steers`` queues the steers of one response, writes the events about them, and decides where the answer may
-be ended early for them. ``core.session.successors`` starts the response that follows.
+be ended for them. ``core.session.steers`` accepts them, and starts the response that follows.
 """
 
 import re
@@ -10,8 +10,7 @@ from collections.abc import Iterable
 from msgspec import UNSET, Raw, Struct
 
 from slipring.base.errors import quoted
-from slipring.core.chain import input_items
-from slipring.core.chain.state import Carry, ResponseState
+from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Delta, RefusalText, Text
 from slipring.core.turn.output.output_events import Output
 from slipring.protocol.events import (
@@ -24,13 +23,12 @@ from slipring.protocol.events import (
     SteerPending,
     SteerRef,
 )
-from slipring.protocol.items import CALL_OF_OUTPUT, Body, FunctionCall, Item
+from slipring.protocol.items import Item
 from slipring.protocol.live_input import Steer
 
 _SENTENCE_END = re.compile(r"""(?: [!?…。！？] | (?<!\d)\. ) ["')\]*_’”»]* \s* \Z | \n \s* \Z""", re.VERBOSE)
 """A full stop after a digit does not count: it may be inside a number, or number a list."""
 _NO_ITEMS = Raw(b"[]")
-_OUTPUT_OF_CALL = {call: output for output, call in CALL_OF_OUTPUT.items()}
 
 
 class SteerRefused(Exception):
@@ -142,28 +140,3 @@ def not_running(steer: Steer, state: ResponseState | None) -> SteerRefused:
         message = "The response has been completed. Continue it instead."
         return SteerRefused("response_already_completed", message)
     return SteerRefused("response_not_active", "The response has ended. Continue it instead.")
-
-
-def requires_input(state: ResponseState) -> bool:
-    """Whether the client has to send outputs, or decisions about calls, before its steers can follow."""
-    return bool(state.carry.approvals) or any(call.required for call in state.carry.open_calls.values())
-
-
-def required_input(output: tuple[Item, ...], carry: Carry) -> list[RequiredInput]:
-    """The outputs that the client must send for calls in ``output``, and its decisions about those that need
-    approval. Earlier ones have been answered."""
-    stubs = []
-    for item in output:
-        if item.id is not None and item.id in carry.approvals:
-            stubs.append(RequiredInput("mcp_approval_response", approval_request_id=item.id))
-        call = carry.open_calls.get(item.call_id or "")
-        if item.call_id is not None and call is not None and call.required and input_items.is_call(item):
-            stubs.append(_stub(item.type, item.call_id, item.body()))
-    return stubs
-
-
-def _stub(kind: str, call_id: str, call: Body) -> RequiredInput:
-    if kind == "tool_search_call":
-        return RequiredInput(_OUTPUT_OF_CALL[kind], call_id, execution="client")
-    name = call.name if kind == "function_call" and isinstance(call, FunctionCall) else UNSET
-    return RequiredInput(_OUTPUT_OF_CALL[kind], call_id, name)

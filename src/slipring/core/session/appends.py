@@ -1,4 +1,4 @@
-"""Routes steer and append events to the running turn they name.
+"""Accepts or refuses what a client appends to a running response: outputs of tool calls, all or none.
 
 Such an event is not a turn and waits in no lane: the running turn takes its input, or the event is refused
 and its input returned to the client.
@@ -8,36 +8,28 @@ from msgspec import Struct
 
 from slipring.base.errors import ApiError
 from slipring.core.chain import input_items
+from slipring.core.chain.state import Carry
 from slipring.core.chain.state_cache import ConnectionCache
 from slipring.core.limits import Limits
 from slipring.core.session.lanes import Lanes
 from slipring.core.session.preparation import new_definitions
 from slipring.core.session.request_charges import Charges
-from slipring.core.session.successors import Successors
-from slipring.core.turn.steps import between_steps, rollout, steering
+from slipring.core.turn.steps import between_steps, rollout
 from slipring.core.turn.steps.rollout import AppendRefused
 from slipring.core.turn.turn import Turn
 from slipring.protocol.definitions import Compilable
 from slipring.protocol.events import Event
-from slipring.protocol.live_input import Append, Steer
+from slipring.protocol.items import MOST_ITEMS
+from slipring.protocol.live_input import Append
 
 
-class LiveInput(Struct, frozen=True):
-    """Handles the steer and append events of one connection."""
+class Appends(Struct, frozen=True):
+    """Handles the append events of one connection."""
 
     lanes: Lanes
     limits: Limits
-    successors: Successors
     charges: Charges
     ignored_tools: frozenset[str]
-
-    def steer(self, steer: Steer, cache: ConnectionCache, refusing: ApiError | None) -> Event:
-        """Handle a steer; returns the event that answers it. ``refusing``: why no response may follow."""
-        if (turn := self.lanes.find(steer.target)) is not None:
-            return self.successors.steer(steer, turn, refusing)
-        state = cache.find(steer.target)
-        lane = self.lanes.lane_of(steer.target, cache)
-        return steering.failed_event(steer, steering.not_running(steer, state), None, lane)
 
     def grammars_in(self, append: Append) -> list[Compilable]:
         """The grammars to compile before an append is handled. Raises ``ApiError`` for invalid tools."""
@@ -72,7 +64,8 @@ class LiveInput(Struct, frozen=True):
             message = "The response has been completed. Continue it instead."
             raise AppendRefused("response_already_completed", message)
         self._require_room(append)
-        emitted = between_steps.append(turn, append, now + self.limits.rollout_wait_s)
+        carry = _carry_with(append, turn)
+        emitted = between_steps.append(turn, append, carry, now + self.limits.rollout_wait_s)
         self.charges.take(turn, append.size_bytes)
         return emitted
 
@@ -85,3 +78,24 @@ class LiveInput(Struct, frozen=True):
             raise AppendRefused("too_much_pending_input", message)
         if (error := self.charges.objection(append.size_bytes)) is not None:
             raise AppendRefused("too_much_pending_input", error.message)
+
+
+def _carry_with(append: Append, turn: Turn) -> Carry:
+    """The carry of the context with an append. Raises ``AppendRefused`` if any of its outputs is refused."""
+    prepared, steps = turn.prepared, turn.planned.steps
+    assert prepared is not None
+    assert steps is not None
+    turn.observe()
+    if len(turn.output.finished) + len(append.items) > MOST_ITEMS:
+        raise AppendRefused("too_much_pending_input", "The response has too many items already.")
+    rules = prepared.draft.attachment_rules
+    try:
+        carry = input_items.join(prepared.carry.current, append.items, complete=False)
+        if carry.has_attachments:
+            rules.refuse_unread(append.items)
+            rules.refuse_unseen(append.items)
+            rules.refuse_context(carry)
+        steps.offer(carry)
+    except ApiError as error:
+        raise AppendRefused("invalid_input", error.message, error.param) from None
+    return carry

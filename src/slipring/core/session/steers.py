@@ -1,4 +1,5 @@
-"""Starts the response that follows a steered one, and keeps accepted steers until a response contains them.
+"""Steers: accepts or refuses the messages that a client adds to a running response, keeps them until a
+response contains them, and starts the response that follows.
 
 Each accepted steer has one of two ends: it is committed when a response with its messages in its input is
 created, or its input is returned to the client in ``response.steer.failed``. A steered response that waits
@@ -10,13 +11,15 @@ from msgspec import structs
 from slipring.base.errors import ApiError, InvalidPrompt
 from slipring.core.attachment_rules import AttachmentRules
 from slipring.core.chain.state import ResponseState
+from slipring.core.chain.state_cache import ConnectionCache
 from slipring.core.generation import Models
 from slipring.core.limits import Limits
 from slipring.core.ports import Ports
+from slipring.core.session.lanes import Lanes
 from slipring.core.session.request_charges import Charges
 from slipring.core.turn.stages import Stages
-from slipring.core.turn.steps import steering
-from slipring.core.turn.steps.steering import SteerRefused, Steers
+from slipring.core.turn.steps import required_input, steered_ends
+from slipring.core.turn.steps.steered_ends import SteerRefused, Steers
 from slipring.core.turn.turn import Turn
 from slipring.core.turn.turn_values import Inserted
 from slipring.protocol.events import Event, SteerErrorCode
@@ -30,10 +33,11 @@ _ANSWERS = frozenset({*CALL_OF_OUTPUT, "mcp_approval_response"})
 class Successors:
     """The accepted steers of one connection, and the turns that they lead to."""
 
-    __slots__ = ("_charges", "_limits", "_models", "_ports", "_size_bytes", "in_input", "waiting")
+    __slots__ = ("_charges", "_lanes", "_limits", "_models", "_ports", "_size_bytes", "in_input", "waiting")
 
-    def __init__(self, limits: Limits, ports: Ports, models: Models, charges: Charges) -> None:
+    def __init__(self, limits: Limits, ports: Ports, models: Models, charges: Charges, lanes: Lanes) -> None:
         self._charges = charges
+        self._lanes = lanes
         self._limits = limits
         self._ports = ports
         self._models = models
@@ -43,15 +47,22 @@ class Successors:
         self.in_input: dict[Turn, Steers] = {}
         """Steers in the input of turns whose responses are not created yet."""
 
-    def steer(self, steer: Steer, turn: Turn, refusing: ApiError | None) -> Event:
-        """Accept or refuse a steer of a running turn; ``refusing``: why no response may follow."""
+    def steer(self, steer: Steer, cache: ConnectionCache, refusing: ApiError | None) -> Event:
+        """Accept or refuse a steer; returns the event that says so. ``refusing``: why no response may
+        follow."""
+        if (turn := self._lanes.find(steer.target)) is not None:
+            return self._steer(steer, turn, refusing)
+        refusal = steered_ends.not_running(steer, cache.find(steer.target))
+        return steered_ends.failed_event(steer, refusal, None, self._lanes.lane_of(steer.target, cache))
+
+    def _steer(self, steer: Steer, turn: Turn, refusing: ApiError | None) -> Event:
         after_tokens = self._limits.steer_after_tokens
         steers = turn.steers or Steers(steer.target, turn.asked.lane, turn.output, after_tokens)
         try:
             self._require_steerable(turn, steer, refusing)
             self._require_room(steers, steer)
         except SteerRefused as refusal:
-            return steering.failed_event(steer, refusal, turn.output, turn.asked.lane)
+            return steered_ends.failed_event(steer, refusal, turn.output, turn.asked.lane)
         self._size_bytes += steer.size_bytes
         self._charges.take(steers, steer.size_bytes)
         accepted = steers.accept(steer, self._ports.mint("steer"))
@@ -70,9 +81,9 @@ class Successors:
             return self._fail(steers, "response_not_active", why, is_blocked=turn.is_blocked), None
         if refusing is not None:
             return self._fail_successor(steers, refusing), None
-        if steering.requires_input(state):
+        if required_input.requires_input(state):
             self.waiting[steers.response_id] = steers
-            return steers.pending(steering.required_input(state.output, state.carry)), None
+            return steers.pending(required_input.required_input(state.output, state.carry)), None
         return [], self._successor(turn, state, steers)
 
     def add_steers(self, turn: Turn, sent: tuple[Item, ...]) -> tuple[tuple[Item, ...], Inserted]:

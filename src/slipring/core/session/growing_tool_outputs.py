@@ -1,9 +1,9 @@
-"""What an engine may read before the next turn asks for it: which jobs are foreseen, and when the outputs of
-tools that still run are prefilled.
+"""The outputs of tools that still run: collects the pieces that a client streams, and decides when enough is
+new for the engine to read them ahead.
 
-``GrowingOutputs`` collects the pieces of such outputs. They are hints. What a tool has written enters the
-context only with the item that the client sends when the tool has ended; that item is validated and rendered
-as if there had been no pieces. Output past the bound is therefore no error: it only has no effect.
+The pieces are hints. What a tool has written enters the context only with the item that the client sends when
+the tool has ended; that item is validated and rendered as if there had been no pieces. Output past the bound
+is therefore no error: it only has no effect.
 
 For each response there is one prefill at a time. Pieces that arrive meanwhile are merged into the next one.
 The outputs are prefilled in the order of their calls: the first one that still grows is the last one that is
@@ -16,22 +16,21 @@ from msgspec import UNSET, Raw, structs
 
 from slipring.base.errors import ApiError, quoted
 from slipring.core.chain import input_items
-from slipring.core.chain.state import OpenCall, ResponseState
+from slipring.core.chain.state import OpenCall
 from slipring.core.chain.state_cache import ConnectionCache
 from slipring.core.checks.policies import Policies
-from slipring.core.generation import Job, Models, Prefill, Settings
+from slipring.core.generation import Job, Models, Prefill
 from slipring.core.limits import Limits
+from slipring.core.session import foreseen_jobs
 from slipring.core.session.actions import Action, EndPrefill, Send, StartPrefill
 from slipring.core.session.lanes import Lanes
 from slipring.core.session.request_charges import Charges
 from slipring.core.turn.steps import between_steps
 from slipring.core.turn.turn import Turn
-from slipring.protocol import items, requests, wire
+from slipring.protocol import items, wire
 from slipring.protocol.events import Event, ToolOutputErrorBody, ToolOutputErrorCode, ToolOutputFailed
 from slipring.protocol.items import Item
-from slipring.protocol.requests import TEXT, effective_context
 from slipring.protocol.tool_output import ToolOutputPiece
-from slipring.protocol.tools import Offer
 
 _LEAST_BYTES = 64
 _GROWTH = 64
@@ -254,7 +253,7 @@ class GrowingOutputs:
             rollout = turn.planned.rollout
             open_calls = rollout.open_calls if rollout is not None else nothing
         elif (state := cache.find(response_id)) is not None:
-            job = foreseen_job(state, self._tenant, self._models)
+            job = foreseen_jobs.continuing(state, self._tenant, self._models)
             open_calls = state.carry.open_calls
         else:
             return None, nothing
@@ -309,28 +308,4 @@ def _failed_event(
         response_id=piece.target,
         call_id=piece.call_id,
         error=refusal.body,
-    )
-
-
-def foreseen_job(state: ResponseState, tenant: str, models: Models) -> Job:
-    """A warmup that continues a response with the same model, head, format and reasoning, and adds no items.
-
-    Raises ``ModelNotFound`` if the model is not served any more.
-    """
-    response = state.response
-    return Job(
-        response_id=state.id,
-        tenant=tenant,
-        model=models.find(response.model),
-        head=state.head,
-        parent=state,
-        input=state.unread,
-        offer=Offer(forbidden=True),
-        settings=Settings(
-            format=requests.read_format(response.text.format) or TEXT,
-            effort=response.reasoning.effort,
-            reasoning_context=effective_context(response.reasoning.context),
-        ),
-        generate=False,
-        cache_key=response.prompt_cache_key,
     )
