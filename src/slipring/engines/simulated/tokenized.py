@@ -27,19 +27,14 @@ from slipring.core.generation import (
 )
 from slipring.engines.base import Engine, Level
 from slipring.engines.job_queue import JobQueue
+from slipring.engines.llama.packaged_model import MODEL_COMMAND, packaged_model
 from slipring.engines.simulated.context import Trace, trace_job
 from slipring.engines.simulated.options import SimulatedOptions
 from slipring.engines.simulated.pace import Pace, Ticks, TimedTokens
 from slipring.engines.simulated.plan import Content, prepare
 from slipring.engines.simulated.wording import Wording
 from slipring.engines.tokens.job_rendering import accepted, count, foresee, render
-from slipring.engines.tokens.model_files import (
-    MODEL_COMMAND,
-    ModelInfo,
-    packaged_model,
-    read_gguf,
-    read_tokenizer,
-)
+from slipring.engines.tokens.model_files import ModelInfo, read_gguf, read_tokenizer
 from slipring.engines.tokens.template_choice import make_serving_renderer
 from slipring.engines.tokens.token_answer import Piece, TokenAnswer
 from slipring.observation import live_messages
