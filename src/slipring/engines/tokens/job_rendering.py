@@ -40,9 +40,10 @@ async def render(job: Job, renderer: Renderer, context: int, tokenizing: Tokeniz
         total = rendering.prompt.total
     except TooManyTokens as error:
         total = max(error.least, context)
-    shortened = await truncated(job, renderer, context, total, tokenizing)
-    if shortened is not None:
-        return shortened
+    if job.settings.truncation == "auto":
+        shortened = await truncated(job, renderer, context, total, tokenizing)
+        if shortened is not None:
+            return shortened
     if rendering is None or rendering.prompt.id_count >= context:  # what pictures take, the engine counts
         raise ContextLengthExceeded(total, context, is_exact=rendering is not None)
     return rendering

@@ -9,9 +9,7 @@ async def truncated(
     job: Job, renderer: Renderer, context: int, total: int, tokenizing: TokenizerThreads
 ) -> Rendering | None:
     """The job without its oldest items, so that a quarter of ``context`` tokens is free; None if it need not
-    or must not be shortened. ``total``: the tokens of the whole prompt, or the least that it has."""
-    if job.settings.truncation != "auto":
-        return None
+    or cannot be shortened. ``total``: the tokens of the whole prompt, or the least that it has."""
     reserve = min(job.settings.max_output_tokens or context // 8, context // 2)
     if total + reserve <= context:
         return None
