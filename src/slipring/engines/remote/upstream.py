@@ -14,7 +14,7 @@ from slipring.base.errors import ApiError, StartupError
 from slipring.core.generation import Job
 from slipring.engines.base import Engine
 from slipring.engines.options import option
-from slipring.engines.remote.affinity import DYNAMO_SESSION, affinity_key, branch_keys
+from slipring.engines.remote.affinity import USUAL_HEADERS, affinity_headers
 from slipring.engines.remote.http_client import Answered, HttpClient
 from slipring.engines.remote.http_failures import HttpFailure
 from slipring.engines.remote.retries_and_breaker import Admission, AdmissionPolicy
@@ -22,8 +22,6 @@ from slipring.engines.remote.server_key import key_headers
 from slipring.engines.remote.streamed_answer import Consumer, Patience
 from slipring.engines.remote.upstream_errors import api_failure, startup_errors, without_secret
 from slipring.observation import live_messages
-
-_DYNAMO_PARENT = "x-dynamo-parent-session-id"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +37,7 @@ class UpstreamOptions(AdmissionPolicy):
         "", "the header that carries the key, as `api-key` for Azure; empty: `Authorization: Bearer`"
     )
     affinity: str = option(
-        ";".join(("x-session-id", "x-smg-routing-key", DYNAMO_SESSION)),
+        ";".join(USUAL_HEADERS),
         "headers, separated by `;`, that carry the same key on all turns of a chain",
     )
 
@@ -70,10 +68,7 @@ class Upstream:
 
     def affinity_headers(self, job: Job) -> dict[str, str]:
         """The headers by which routers keep a chain on one replica."""
-        headers = self.route_headers(affinity_key(job))
-        if DYNAMO_SESSION in headers:
-            headers.update(zip((DYNAMO_SESSION, _DYNAMO_PARENT), branch_keys(job), strict=False))
-        return headers
+        return affinity_headers(job, self._affinity)
 
     def path(self, path: str) -> str:
         """A path of the server, with the query of its address."""
