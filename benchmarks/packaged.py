@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from slipring.engines.tokens.model_files import packaged_model, read_gguf
+from slipring.engines.llama.packaged_model import packaged_model
+from slipring.engines.tokens.model_files import read_gguf
 from slipring.engines.tokens.template_choice import builtin_template
 from slipring.prompts.templates.probed_template import ModelTemplate
 from slipring.prompts.templates.template_renderer import TemplateRenderer

@@ -23,6 +23,7 @@ from slipring.engines.catalog import Catalog, open_engine
 from slipring.engines.chat import options as chat
 from slipring.engines.hub.model_names import full_name
 from slipring.engines.llama.options import LlamaOptions, read_options
+from slipring.engines.llama.packaged_model import MODEL_COMMAND
 from slipring.engines.llama.served_model import locate, name_of
 from slipring.engines.options import reference
 from slipring.engines.remote.upstream import UpstreamOptions
@@ -30,7 +31,6 @@ from slipring.engines.responses import options as responses
 from slipring.engines.simulated.options import SimulatedOptions
 from slipring.engines.simulated.script import read_script
 from slipring.engines.tokens import server_options
-from slipring.engines.tokens.model_files import MODEL_COMMAND
 from slipring.engines.tokens.template_choice import NAMES
 from slipring.engines.vllm.engine import VllmOptions
 from slipring.prompts import fallback_reasons

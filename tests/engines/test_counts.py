@@ -13,7 +13,7 @@ from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Accepted, Capabilities, Emit, Finished, Job, Model, Settings, deliver
 from slipring.core.token_estimates import _weight, estimated_tokens
 from slipring.engines.base import Engine, Level
-from slipring.engines.simulated.engine import open_simulated
+from slipring.engines.catalog import open_engine
 from slipring.protocol import wire
 from slipring.protocol.items import read_item, user_message
 from slipring.protocol.responses import InputTokensDetails, OutputTokensDetails, Usage
@@ -82,7 +82,7 @@ async def test_a_warmup_without_finished_raises() -> None:
 
 
 async def test_the_simulated_engine_counts_as_it_reports() -> None:
-    engine = open_simulated("tokens_per_s=0")
+    engine = open_engine("simulated:tokens_per_s=0")
     job = job_of("a longer text than this one")
     finished = (await deltas_of(engine, job))[-1]
     assert isinstance(finished, Finished)
@@ -92,7 +92,7 @@ async def test_the_simulated_engine_counts_as_it_reports() -> None:
 @pytest.mark.parametrize("options", ["", ",vocabulary=smollm2"])
 @pytest.mark.parametrize("generates", [True, False])
 async def test_a_job_is_accepted_with_the_count_that_it_ends_with(options: str, generates: bool) -> None:
-    engine = open_simulated(f"tokens_per_s=0{options}")
+    engine = open_engine(f"simulated:tokens_per_s=0{options}")
     await engine.start()
     deltas = await deltas_of(engine, job_of("hello", generate=generates))
     accepted, finished = deltas[0], deltas[-1]

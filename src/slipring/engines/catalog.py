@@ -17,9 +17,16 @@ from slipring.engines.shared_engines import Borrowed, Owner
 
 
 def _simulated(rest: str) -> Engine:
-    from slipring.engines.simulated.engine import open_simulated
+    from slipring.engines.simulated.options import read_options
 
-    return open_simulated(rest)
+    options = read_options(rest)
+    if options.vocabulary:  # it renders and tokenizes for real
+        from slipring.engines.simulated.tokenized import TokenizedEngine
+
+        return TokenizedEngine(options)
+    from slipring.engines.simulated.engine import SimulatedEngine
+
+    return SimulatedEngine(options)
 
 
 def _llama(rest: str) -> Engine:

@@ -13,8 +13,8 @@ from slipring.protocol.items import Item, kept_tools
 
 
 def is_due(settings: Settings, tokens: int, context: int) -> bool:
-    """Whether a prompt of so many tokens must be shortened for a model with this context."""
-    return settings.truncation == "auto" and tokens + _reserve(settings, context) > context
+    """Whether a prompt of so many tokens is too long for a model with this context."""
+    return tokens + _reserve(settings, context) > context
 
 
 def most_tokens(settings: Settings, context: int) -> int:

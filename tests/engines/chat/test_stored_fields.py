@@ -11,7 +11,6 @@ import pytest
 from slipring.core.chain.head import Head
 from slipring.engines.chat.messages import Writer
 from slipring.engines.chat.options import ChatOptions
-from slipring.engines.chat.position_codec import PositionCodec
 from slipring.engines.chat.request_body import EMPTY, Written
 from slipring.engines.chat.returned_fields import (
     KeptFields,
@@ -20,6 +19,7 @@ from slipring.engines.chat.returned_fields import (
     StoredFields,
     linked,
 )
+from slipring.engines.chat.stored_fields import PositionCodec
 from tests.engines.fakes.chat import FakeChatServer, Send
 from tests.harness import WEATHER, Running, serve
 

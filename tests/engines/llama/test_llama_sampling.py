@@ -2,7 +2,7 @@
 
 from slipring.engines.llama.engine import LlamaEngine
 from slipring.engines.llama.options import LlamaOptions
-from slipring.engines.tokens.model_files import PACKAGED_MAX_OUTPUT_TOKENS
+from slipring.engines.llama.packaged_model import PACKAGED_MAX_OUTPUT_TOKENS
 from tests.model import ServeModel
 
 

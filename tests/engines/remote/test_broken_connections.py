@@ -13,8 +13,8 @@ import pytest
 import uvloop
 
 from slipring.engines.remote import connection_pool
-from slipring.engines.remote.connection_pool import ConnectionPool, header_lines
-from slipring.engines.remote.http_client import HttpClient, _proxy_of
+from slipring.engines.remote.connection_pool import ConnectionPool, header_lines, proxy_of
+from slipring.engines.remote.http_client import HttpClient
 from slipring.engines.remote.http_failures import CannotConnect, Unreachable
 from tests.base.test_connection_failures import TODAY, certificate
 from tests.engines.remote.test_http_client import Collected, Taking, any_silence, asked_for, raw_server
@@ -379,7 +379,7 @@ def test_a_proxy_may_be_named_without_its_protocol(
 ) -> None:
     monkeypatch.setenv("HTTP_PROXY", given)
     monkeypatch.delenv("NO_PROXY", raising=False)
-    assert _proxy_of("http://far.example") == used
+    assert proxy_of("http://far.example") == used
 
 
 async def test_a_proxy_of_another_protocol_is_no_connection() -> None:

@@ -12,7 +12,8 @@ import pytest
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from slipring.engines.remote.http_client import HttpClient, _proxy_of, spliced
+from slipring.engines.remote.connection_pool import proxy_of
+from slipring.engines.remote.http_client import HttpClient, spliced
 from slipring.engines.remote.http_connection import Payloads
 from slipring.engines.remote.http_failures import (
     BadStatus,
@@ -801,7 +802,7 @@ def test_the_proxy_of_the_environment_is_used_for_other_machines(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("https_proxy", "http://proxy:3128")
     monkeypatch.setenv("no_proxy", "near.example")
-    assert _proxy_of(url) == expected
+    assert proxy_of(url) == expected
 
 
 async def test_requests_for_other_machines_go_through_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from aiohttp import web
 from slipring.base.errors import InvalidRequest, RateLimited, ServerError, StartupError
 from slipring.engines.remote.http_failures import BadStatus, TimedOut, Unreachable, Unreadable
 from slipring.engines.remote.retries_and_breaker import Retryable
-from slipring.engines.remote.upstream import Upstream, UpstreamOptions, read_key
+from slipring.engines.remote.upstream import Upstream, UpstreamOptions
 from slipring.engines.remote.upstream_errors import refusal, startup_errors, without_secret
 from tests.engines.remote.test_http_client import Collected, serving
 
@@ -85,18 +84,6 @@ async def test_no_part_of_a_key_remains_where_a_message_is_cut(
             await upstream.post("/x", [b"{}"])
         await upstream.close()
     assert "corr" not in refused.value.message + refused.value.detail
-
-
-def test_keys_come_from_variables_and_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("SOME_KEY", "from-variable")
-    assert read_key("chat", UpstreamOptions(key_env="SOME_KEY")) == "from-variable"
-    (tmp_path / "key").write_text("from-file\n")
-    assert read_key("chat", UpstreamOptions(key_file=str(tmp_path / "key"))) == "from-file"
-    assert read_key("chat", UpstreamOptions()) == ""
-    with pytest.raises(StartupError, match="NO_KEY"):
-        read_key("chat", UpstreamOptions(key_env="NO_KEY"))
-    with pytest.raises(StartupError, match="cannot read"):
-        read_key("chat", UpstreamOptions(key_file=str(tmp_path / "none")))
 
 
 async def test_failures_of_the_connection_are_errors_of_the_engine() -> None:

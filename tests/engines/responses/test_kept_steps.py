@@ -183,8 +183,8 @@ def codec_of(home: object, **options: Any) -> PositionCodec:
 def test_positions_that_another_process_has_no_use_for_are_not_stored() -> None:
     home = object()
     codec = codec_of(home)
-    plain = Position("up_1", home=home, before=None, step=KeptStep(["call_1"], whole=True, before=None))
-    large = KeptStep((), [(0, b"x" * (4 * 2**20 + 1))], whole=True, before=None)
+    plain = Position("up_1", home=home, before=None, step=KeptStep(("call_1",), whole=True, before=None))
+    large = KeptStep((), ((0, b"x" * (4 * 2**20 + 1)),), whole=True, before=None)
     for position in (plain, Position("up_2", home=home, before=None, step=large), object()):
         assert codec.pack(position, None) is None
     stored = codec_of(home, chain=True).pack(Position("up_2", home=home, before=None, step=large), None)
@@ -196,7 +196,7 @@ def test_positions_that_another_process_has_no_use_for_are_not_stored() -> None:
 def test_bytes_that_cannot_be_read_are_no_position() -> None:
     home = object()
     codec = codec_of(home)
-    step = KeptStep(["call_1"], [(0, b"{}")], others=1, whole=True, before=None)
+    step = KeptStep(("call_1",), ((0, b"{}"),), others=1, whole=True, before=None)
     data = codec.pack(Position("up_1", home=home, before=None, step=step), None)
     assert data is not None
     restored = codec.unpack(data, None, Head())
@@ -210,11 +210,11 @@ def test_bytes_that_cannot_be_read_are_no_position() -> None:
 
 def test_a_position_counts_the_steps_of_its_own_response() -> None:
     home = object()
-    thought = KeptStep((), [(0, b"x" * 1000)], whole=True, before=None)
+    thought = KeptStep((), ((0, b"x" * 1000),), whole=True, before=None)
     first = Position("up_1", home=home, before=None, step=thought)
     call = KeptStep(("call_1",), (), others=1, whole=False, before=None)
     second = Position("up_2", home=home, before=first, step=call)
     assert second.unshared_bytes(first) == second.size_bytes - first.size_bytes
-    last = KeptStep((), [(0, b"x" * 1000)], whole=False, before=thought)
+    last = KeptStep((), ((0, b"x" * 1000),), whole=False, before=thought)
     of_two_steps = Position("up_3", home=home, before=None, step=last)
     assert of_two_steps.unshared_bytes(second) > 2000

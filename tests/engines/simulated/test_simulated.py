@@ -466,7 +466,7 @@ async def test_connections_share_the_prefix_cache() -> None:
 async def test_the_prefix_cache_evicts_the_least_recently_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("slipring.engines.simulated.context._MAX_PREFIXES", 4)
+    monkeypatch.setattr("slipring.engines.simulated.prefix_cache._MAX_PREFIXES", 4)
     engine = make()
     found = []
     for text in ("one", "two", "one", "three", "one", "two"):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from slipring.base.errors import StartupError
-from slipring.engines.simulated.engine import open_simulated
+from slipring.engines.catalog import open_engine
 from tests.harness import TERMINAL, Running, Socket, serve
 
 Json = dict[str, Any]
@@ -211,7 +211,7 @@ def test_a_mistake_is_reported_with_its_line(script: Write, line: str, complaint
     engine = script([{"text": "fine"}], "", line)
     options = engine.removeprefix("simulated:")
     with pytest.raises(StartupError) as refused:
-        open_simulated(options)
+        open_engine(f"simulated:{options}")
     message = str(refused.value)
     assert f"{options.rpartition('=')[2]}, line 3: " in message
     assert complaint in message
@@ -221,11 +221,11 @@ def test_a_mistake_is_reported_with_its_line(script: Write, line: str, complaint
 def test_a_script_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
     for path, complaint in [(tmp_path / "none", "No such file"), (tmp_path, "Is a directory")]:
         with pytest.raises(StartupError, match=complaint):
-            open_simulated(f"script={path}")
+            open_engine(f"simulated:script={path}")
     binary = tmp_path / "binary"
     binary.write_bytes(b"\xff\xfe")
     with pytest.raises(StartupError, match="is not UTF-8 text"):
-        open_simulated(f"script={binary}")
+        open_engine(f"simulated:script={binary}")
 
 
 async def test_the_output_of_a_scripted_call_gets_the_next_answer(script: Write) -> None:

@@ -14,8 +14,7 @@ from slipring.core.chain.head import Head
 from slipring.core.generation import Accepted, Begun, Delta, Emit, Finished, Job, Settings, Text
 from slipring.core.limits import Limits
 from slipring.engines.catalog import open_engine
-from slipring.engines.simulated.context import trace_job
-from slipring.engines.simulated.engine import open_simulated
+from slipring.engines.simulated.context_digest import trace_job
 from slipring.engines.simulated.options import SimulatedOptions
 from slipring.engines.simulated.tokenized import TokenizedEngine
 from slipring.prompts.rendering import Rendered
@@ -306,7 +305,7 @@ async def test_count_returns_the_input_tokens_of_usage() -> None:
 )
 def test_options_that_cannot_be_used_are_named(options: str, complaint: str) -> None:
     with pytest.raises(StartupError) as refused:
-        open_simulated(options)
+        open_engine(f"simulated:{options}")
     assert str(refused.value).startswith(f"--engine simulated: {complaint}")
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipring.engines.tokens.model_files import packaged_model
+from slipring.engines.llama.packaged_model import packaged_model
 from slipring.prompts.tokenization.gguf_metadata import GgufError, Layout, Tensor, read_layout, read_metadata
 from tests.prompts.gguf_writer import array, entry, string
 from tests.prompts.vocabulary import smollm2_metadata

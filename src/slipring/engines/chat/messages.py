@@ -126,7 +126,8 @@ class Writer:
         that they extend. ``kept``: what the server wants back with the answers of the context."""
         tail = before.tail if before is not None else ()
         units = list(_units((*tail, *answer, *items)))
-        fields = FieldsOfContext.of(kept)
+        # Each answer of the tail has an item there.
+        fields = FieldsOfContext.of(kept, None if before is None else len(tail) + 1)
         written = [b""] * len(units)
         first = 0
         if before is not None and tail and len(units[0].items) == len(tail):

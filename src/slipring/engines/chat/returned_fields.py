@@ -8,7 +8,7 @@ context is encoded again, and the fields are found by the ids of its items.
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import dropwhile
+from itertools import dropwhile, islice
 from typing import Any, NamedTuple
 
 import msgspec
@@ -132,9 +132,11 @@ class FieldsOfContext(NamedTuple):
     """By our ids of the calls."""
 
     @classmethod
-    def of(cls, kept: KeptFields | None) -> "FieldsOfContext":
+    def of(cls, kept: KeptFields | None, most: int | None = None) -> "FieldsOfContext":
+        """Those of the newest answers, at most so many; None: of all."""
         found = cls({}, {})
-        for node in reversed(list(kept.lineage())) if kept is not None else ():
+        nodes = islice(kept.lineage(), most) if kept is not None else ()
+        for node in reversed(list(nodes)):
             found.messages[node.first] = found.messages[id(node.item)] = node.message
             found.calls.update(node.calls)
         return found

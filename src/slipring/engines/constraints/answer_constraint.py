@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from slipring.base.errors import TooExpensive, UnsupportedParameter
-from slipring.engines.constraints.answer_form import (
+from slipring.engines.constraints.answer_requirements import (
     ANY_OBJECT,
     CalledTool,
     Form,

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from slipring.base.errors import InvalidRequest, TooExpensive
 from slipring.engines.constraints import grammar_matcher
-from slipring.engines.constraints.answer_form import ANY_OBJECT, Form, form_of, param_of
+from slipring.engines.constraints.answer_requirements import ANY_OBJECT, Form, form_of, param_of
 from slipring.engines.constraints.lark.writers import llguidance_rules
 from slipring.engines.constraints.shapes.answer_shapes import answer_shape
 from slipring.engines.constraints.shapes.shape import (

@@ -3,12 +3,12 @@
 import re
 from collections.abc import Iterable, Sequence
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from slipring.base.errors import StartupError, suggestion
 
-_SUFFIX = ".gguf"
-_PROJECTOR = "mmproj"
+SUFFIX = ".gguf"
+PROJECTOR = "mmproj"
 """In the names of projectors, which turn images into what a language model reads."""
 _OTHER_PARTS = ("imatrix", "mtp-")
 """Beginnings of names of other GGUF files that are no language model: calibration data, draft heads."""
@@ -34,9 +34,6 @@ _PREFERRED = (
 )
 """Quantizations in the order in which they are taken. Four bits lose little, and a CPU writes tokens about as
 fast as it reads the weights from memory. Models that are offered in MXFP4 were trained with it."""
-_PREFERRED_PROJECTORS = ("F16", "BF16", "F32", "Q8_0")
-"""Formats of projectors in the order in which they are taken. Every machine computes with F16, and with the
-others a model sees no better."""
 WORKING_BYTES = 1 << 30
 """Memory that llama.cpp and slipring need beside the weights and the KV cache."""
 
@@ -48,6 +45,9 @@ class HubFile(Struct, frozen=True):
     size: int
     sha256: str = ""
     """Empty if the hub does not state it."""
+
+    def __str__(self) -> str:
+        return f"{self.path} ({gigabytes(self.size)})"
 
 
 class Variant(Struct, frozen=True):
@@ -80,16 +80,12 @@ class Variant(Struct, frozen=True):
 
     def __str__(self) -> str:
         named = f"{self.label} ({gigabytes(sum(file.size for file in self.files))})"
-        return named if self.projector is None else f"{named} with {_named_file(self.projector)}"
+        return named if self.projector is None else f"{named} with {self.projector}"
 
 
 def gigabytes(size: int) -> str:
     """``4.7 GB``: units of a thousand, as hubs use them."""
     return f"{size / 1e9:.1f} GB" if size >= 5e7 else f"{size / 1e6:.1f} MB"
-
-
-def _named_file(file: HubFile) -> str:
-    return f"{file.path} ({gigabytes(file.size)})"
 
 
 def variants_of(files: Iterable[HubFile]) -> list[Variant]:
@@ -99,9 +95,9 @@ def variants_of(files: Iterable[HubFile]) -> list[Variant]:
     counts: dict[str, int] = {}
     for file in files:
         name = file.path.rpartition("/")[2].lower()
-        if not name.endswith(_SUFFIX) or _PROJECTOR in name or name.startswith(_OTHER_PARTS):
+        if not name.endswith(SUFFIX) or PROJECTOR in name or name.startswith(_OTHER_PARTS):
             continue
-        stem = file.path[: -len(_SUFFIX)]
+        stem = file.path[: -len(SUFFIX)]
         part = _PART.search(stem)
         key = stem[: part.start()] if part else stem
         parts.setdefault(key, {})[int(part[1]) if part else 1] = file
@@ -114,9 +110,18 @@ def variants_of(files: Iterable[HubFile]) -> list[Variant]:
     return sorted(whole, key=lambda variant: (variant.size, variant.label))
 
 
+def model_name(path: str) -> str:
+    """The name of a model's file up to its quantization, without its part."""
+    name = path.rpartition("/")[2]
+    stem = _PART.sub("", name[: -len(SUFFIX)] if name.lower().endswith(SUFFIX) else name)
+    kind = quantization_of(stem)
+    end = stem.upper().rfind(kind) if kind else -1
+    return (stem if end < 0 else stem[:end].rstrip("-._")).lower()
+
+
 def quantization_of(path: str) -> str:
     """The quantization in the name of a file, in capitals; empty if there is none."""
-    found = _QUANTIZATION.findall(path.removesuffix(_SUFFIX))
+    found = _QUANTIZATION.findall(path.removesuffix(SUFFIX))
     return found[-1].upper() if found else ""
 
 
@@ -141,55 +146,10 @@ def choose(repository: str, variants: Sequence[Variant], wanted: str, memory: in
     return next((by_name[name] for name in _PREFERRED if name in by_name), fitting[-1])
 
 
-def with_projector(
-    variant: Variant, variants: Sequence[Variant], files: Iterable[HubFile], memory: int | None
-) -> Variant:
-    """The variant with the projector that the repository has for it, or with that left out if ``memory`` does
-    not hold both. One of another model is not taken: it has the model's name in its own, or all ``variants``
-    are of this model."""
-    names = {file: file.path.rpartition("/")[2].lower() for file in files}
-    found = [file for file, name in names.items() if _PROJECTOR in name and name.endswith(_SUFFIX)]
-    model = _model_name(variant)
-    suited = [file for file in found if model in names[file]]
-    if not suited and all(_model_name(each) == model for each in variants):
-        suited = found
-    if not suited:
-        return variant
-    projector = min(suited, key=_projector_rank)
-    seeing = structs.replace(variant, projector=projector)
-    is_fitting = memory is None or seeing.needed <= memory
-    return seeing if is_fitting else structs.replace(variant, left_out=projector)
-
-
-def _projector_rank(file: HubFile) -> tuple[int, int, str]:
-    kind = quantization_of(file.path).replace("FP", "F")
-    order = _PREFERRED_PROJECTORS
-    return order.index(kind) if kind in order else len(order), file.size, file.path
-
-
-def _model_name(variant: Variant) -> str:
-    """The name of a variant's file up to its quantization, without its part."""
-    stem = _PART.sub("", variant.files[0].path.rpartition("/")[2][: -len(_SUFFIX)]).lower()
-    end = stem.rfind(variant.quantization.lower()) if variant.quantization else -1
-    return stem if end < 0 else stem[:end].rstrip("-._")
-
-
-def why_blind(variant: Variant, memory: int | None) -> str:
-    """Why the model will not see images although the repository has a projector for it; empty if it will, or
-    if there is none."""
-    if variant.left_out is None:
-        return ""
-    needed = gigabytes(structs.replace(variant, projector=variant.left_out).needed)
-    return (
-        f"images are not available: {variant.label} with {_named_file(variant.left_out)} needs {needed} of"
-        f" memory, {gigabytes(memory or 0)} are available"
-    )
-
-
 def _named(repository: str, variants: Sequence[Variant], wanted: str) -> Variant:
     for variant in variants:
         stem = variant.files[0].path.rpartition("/")[2].lower()
-        if wanted.lower() in (variant.quantization.lower(), stem, stem.removesuffix(_SUFFIX)):
+        if wanted.lower() in (variant.quantization.lower(), stem, stem.removesuffix(SUFFIX)):
             return variant
     labels = [variant.label for variant in variants]
     raise StartupError(

@@ -20,8 +20,8 @@ from slipring.engines.hub.gguf_variants import (
     choose,
     gigabytes,
     variants_of,
-    with_projector,
 )
+from slipring.engines.hub.projectors import with_projector
 from slipring.engines.hub.resumed_download import BlobDownload, damaged, free_bytes, require_room, sha256
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
-from slipring.engines.tokens.model_files import packaged_model
+from slipring.engines.llama.packaged_model import packaged_model
 from slipring.prompts.tokenization.gguf_metadata import (
     TYPE_AND_OFFSET,
     GgufError,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from slipring.base.errors import StartupError
 from slipring.engines.options import option, read_pairs
-from slipring.engines.remote.upstream import usable_key
+from slipring.engines.remote.server_key import key_of_variable
 from slipring.engines.tokens.rendering_options import dialect_option, thinking_option, variables_option
 
 OWN_TEXT = "ngram-simple"
@@ -54,9 +54,7 @@ class LlamaOptions:
 
     def key(self) -> str:
         """The API key of an external server. Raises ``StartupError`` if its variable holds none."""
-        if not self.key_env:
-            return ""
-        return usable_key("llama", f"the variable {self.key_env} (key_env)", os.environ.get(self.key_env, ""))
+        return key_of_variable("llama", self.key_env) if self.key_env else ""
 
     @property
     def serves_one_tenant(self) -> bool:

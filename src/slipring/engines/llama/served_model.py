@@ -10,17 +10,20 @@ from msgspec import Struct, structs
 
 from slipring.base.errors import StartupError
 from slipring.core.generation import Defaults
+from slipring.engines.hub.projectors import projector_beside
 from slipring.engines.llama.api import Query, RemoteVocabulary, describe, understands_llguidance
 from slipring.engines.llama.options import LlamaOptions
-from slipring.engines.remote.http_client import HttpClient
-from slipring.engines.tokens.model_files import (
-    END_OF_GENERATION,
+from slipring.engines.llama.packaged_model import (
     MODEL_COMMAND,
     PACKAGED_MAX_OUTPUT_TOKENS,
     PACKAGED_SAMPLING,
+    packaged_model,
+)
+from slipring.engines.remote.http_client import HttpClient
+from slipring.engines.tokens.model_files import (
+    END_OF_GENERATION,
     ModelInfo,
     control_tokens,
-    packaged_model,
     read_gguf,
     read_tokenizer,
 )
@@ -184,17 +187,9 @@ def file_of(options: LlamaOptions) -> str:
 
 def projector_of(options: LlamaOptions, path: str) -> str:
     """The path of a model's projector: the one that is named, else the one beside its file; empty if there is
-    none. One of another model is not taken: it has the model's name in its own, or all other files there are
-    of this model."""
-    if options.mmproj:
-        return "" if options.mmproj == "none" else options.mmproj
-    beside = sorted(Path(path).parent.glob("*.gguf"))
-    projectors = [file for file in beside if "mmproj" in file.name.lower()]
-    name = name_of(path)
-    named = [file for file in projectors if name in file.name.lower()]
-    if not named and all(name_of(file.name) == name for file in beside if file not in projectors):
-        named = projectors
-    return str(named[0]) if named else ""
+    none."""
+    named = "" if options.mmproj == "none" else options.mmproj
+    return named if options.mmproj else projector_beside(path)
 
 
 def read_file(path: str) -> dict[str, Any]:

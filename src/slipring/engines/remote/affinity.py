@@ -1,8 +1,9 @@
-"""Keys by which routers keep a chain on one replica, and salts that separate tenants in prefix caches."""
+"""Keys and headers by which routers keep a chain on one replica, and salts that separate tenants."""
 
 import hmac
 import os
 import secrets
+from collections.abc import Sequence
 from functools import lru_cache
 
 from slipring.core.generation import Job
@@ -16,6 +17,10 @@ _KEYED = hmac.new(_SECRET, digestmod="sha256")
 
 DYNAMO_SESSION = "x-dynamo-session-id"
 """The header by which Dynamo knows branches of a chain. The others keep a chain together with its forks."""
+
+
+_DYNAMO_PARENT = "x-dynamo-parent-session-id"
+USUAL_HEADERS = ("x-session-id", "x-smg-routing-key", DYNAMO_SESSION)
 
 
 DYNAMO_FINAL = "x-dynamo-session-final"
@@ -37,6 +42,14 @@ def branch_keys(job: Job) -> list[str]:
         for branch in (job.branch, job.branch.parent)
         if branch is not None
     ]
+
+
+def affinity_headers(job: Job, names: Sequence[str]) -> dict[str, str]:
+    """The headers with these names, by which routers keep a chain on one replica."""
+    headers = dict.fromkeys(names, affinity_key(job))
+    if DYNAMO_SESSION in headers:
+        headers.update(zip((DYNAMO_SESSION, _DYNAMO_PARENT), branch_keys(job), strict=False))
+    return headers
 
 
 def tenant_salt(tenant: str) -> str:

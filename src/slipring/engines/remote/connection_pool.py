@@ -11,6 +11,7 @@ from http.client import BadStatusLine
 from itertools import zip_longest
 from typing import Any
 from urllib.parse import SplitResult, quote, unquote, urlsplit
+from urllib.request import getproxies_environment, proxy_bypass
 
 from slipring.engines.remote.http_connection import Connection
 from slipring.engines.remote.http_failures import CannotConnect
@@ -190,6 +191,17 @@ async def _connect_to(family: int, address: Any) -> socket.socket:
         connected.close()
         raise
     return connected
+
+
+def proxy_of(url: str) -> str | None:
+    """The proxy for a server, by the variables that other programs read (`HTTPS_PROXY`, `NO_PROXY`); none for
+    this machine."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    if host == "localhost" or host.startswith("127.") or host == "::1" or proxy_bypass(host):
+        return None
+    proxy = getproxies_environment().get(parts.scheme)
+    return f"http://{proxy}" if proxy and "://" not in proxy else proxy
 
 
 def header_lines(headers: Mapping[str, str]) -> str:

@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from http.client import responses
 from typing import Any
 from urllib.parse import urljoin, urlsplit
-from urllib.request import getproxies_environment, proxy_bypass
 
 import aiohttp
 import msgspec
 
 from slipring.base.surrogates import repaired
-from slipring.engines.remote.connection_pool import ConnectionPool, header_lines
+from slipring.engines.remote.connection_pool import ConnectionPool, header_lines, proxy_of
 from slipring.engines.remote.http_connection import BOM, LONGEST_EVENT, Answer, EventStream, Payloads
 from slipring.engines.remote.http_failures import (
     FAILURES,
@@ -90,7 +89,7 @@ class HttpClient:
         self._keep_alive = keep_alive
         fixed = {"Accept": "*/*", "Accept-Encoding": "identity", "User-Agent": "slipring", **headers}
         self._fixed = header_lines(fixed if keep_alive else {**fixed, "Connection": "close"})
-        self._proxy = _proxy_of(url) if isinstance(url, str) else None
+        self._proxy = proxy_of(url) if isinstance(url, str) else None
         self._session: aiohttp.ClientSession | None = None
         self._pools: dict[str, ConnectionPool] = {}
         """By scheme and host."""
@@ -399,17 +398,6 @@ def _redirect_target(url: str, location: str) -> str:
 def _origin(url: str) -> tuple[str, str | None, int | None]:
     parts = urlsplit(url)
     return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
-
-
-def _proxy_of(url: str) -> str | None:
-    """The proxy for a server, by the variables that other programs read (`HTTPS_PROXY`, `NO_PROXY`); none for
-    this machine."""
-    parts = urlsplit(url)
-    host = parts.hostname or ""
-    if host == "localhost" or host.startswith("127.") or host == "::1" or proxy_bypass(host):
-        return None
-    proxy = getproxies_environment().get(parts.scheme)
-    return f"http://{proxy}" if proxy and "://" not in proxy else proxy
 
 
 def _redirect_guard() -> aiohttp.TraceConfig:

@@ -1,33 +1,27 @@
-"""A server that is reached over HTTP: its options, its key and its affinity headers, and which replica
-answers.
+"""A server that is reached over HTTP: its options, its affinity headers, and which replica answers.
 
 Engines give bodies as ready bytes and parse the payloads that come back. Routers that keep chains on one of
 several replicas name it in the headers of an answer, or relay what the replica itself says. The name of a
 replica that was restarted should be another one: its cache is empty.
 """
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from slipring.base.errors import ApiError, StartupError
 from slipring.core.generation import Job
 from slipring.engines.base import Engine
 from slipring.engines.options import option
-from slipring.engines.remote.affinity import DYNAMO_SESSION, affinity_key, branch_keys
+from slipring.engines.remote.affinity import USUAL_HEADERS, affinity_headers
 from slipring.engines.remote.http_client import Answered, HttpClient
-from slipring.engines.remote.http_failures import (
-    HttpFailure,
-)
+from slipring.engines.remote.http_failures import HttpFailure
 from slipring.engines.remote.retries_and_breaker import Admission, AdmissionPolicy
+from slipring.engines.remote.server_key import key_headers
 from slipring.engines.remote.streamed_answer import Consumer, Patience
 from slipring.engines.remote.upstream_errors import api_failure, startup_errors, without_secret
 from slipring.observation import live_messages
-
-_DYNAMO_PARENT = "x-dynamo-parent-session-id"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,43 +37,9 @@ class UpstreamOptions(AdmissionPolicy):
         "", "the header that carries the key, as `api-key` for Azure; empty: `Authorization: Bearer`"
     )
     affinity: str = option(
-        ";".join(("x-session-id", "x-smg-routing-key", DYNAMO_SESSION)),
+        ";".join(USUAL_HEADERS),
         "headers, separated by `;`, that carry the same key on all turns of a chain",
     )
-
-
-def read_key(kind: str, options: UpstreamOptions) -> str:
-    """A server's API key, from a variable or a file; empty if neither is named. Never from the command line,
-    which every user of the machine can read."""
-    source, key = "", ""
-    if options.key_env:
-        source, key = f"the variable {options.key_env} (key_env)", os.environ.get(options.key_env, "")
-    elif options.key_file:
-        source = f"{options.key_file} (key_file)"
-        try:
-            key = Path(options.key_file).read_text(encoding="utf-8")
-        except (OSError, UnicodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is no text"
-            raise StartupError(f"--engine {kind}: cannot read {source}: {reason}") from None
-    return usable_key(kind, source, key) if source else ""
-
-
-def usable_key(kind: str, source: str, given: str) -> str:
-    """A key that was read from ``source``, without the line end that a file may have added. Raises
-    ``StartupError`` if it is empty or no header can carry it."""
-    key = given.strip()
-    if not key:
-        raise StartupError(f"--engine {kind}: {source} is empty")
-    if not (key.isascii() and key.isprintable()):
-        raise StartupError(f"--engine {kind}: {source} holds more than a key: no header can carry it")
-    return key
-
-
-def _key_headers(kind: str, options: UpstreamOptions) -> dict[str, str]:
-    key = read_key(kind, options)
-    if not key:
-        return {}
-    return {options.key_header: key} if options.key_header else {"Authorization": f"Bearer {key}"}
 
 
 class Upstream:
@@ -91,7 +51,7 @@ class Upstream:
         self._kind = kind
         self._options = options
         self._query = f"?{options.query}" if options.query else ""
-        self.headers = _key_headers(kind, options)
+        self.headers = key_headers(kind, options.key_env, options.key_file, options.key_header)
         self._secret = next((value.removeprefix("Bearer ") for value in self.headers.values()), "")
         self._affinity = [name.strip().lower() for name in options.affinity.split(";") if name.strip()]
         self.client = HttpClient(self.url, self.headers, connect_timeout_s=options.connect_timeout_s)
@@ -108,10 +68,7 @@ class Upstream:
 
     def affinity_headers(self, job: Job) -> dict[str, str]:
         """The headers by which routers keep a chain on one replica."""
-        headers = self.route_headers(affinity_key(job))
-        if DYNAMO_SESSION in headers:
-            headers.update(zip((DYNAMO_SESSION, _DYNAMO_PARENT), branch_keys(job), strict=False))
-        return headers
+        return affinity_headers(job, self._affinity)
 
     def path(self, path: str) -> str:
         """A path of the server, with the query of its address."""

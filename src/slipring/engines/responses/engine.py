@@ -261,8 +261,8 @@ class ResponsesEngine(RemoteEngine):
     ) -> Position | None:
         """The position to leave with the response; None if the next turn could not use it."""
         step = KeptStep(
-            answer.call_ids,
-            answer.thoughts if self.options.reasoning == "encrypted" else (),
+            tuple(answer.call_ids),
+            tuple(answer.thoughts) if self.options.reasoning == "encrypted" else (),
             others=answer.others,
             whole=parent is None,
             before=earlier_step(job, self),

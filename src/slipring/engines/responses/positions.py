@@ -13,7 +13,7 @@ encrypted reasoning.
 """
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from hashlib import blake2b
 from typing import Protocol
 
@@ -36,36 +36,36 @@ _MOST_THOUGHT_BYTES = 4 * 2**20
 _encoder = msgpack.Encoder()
 
 
-class KeptStep:
+class KeptStep(Struct, frozen=True, eq=False):
     """What is kept of one answer of the upstream."""
 
-    __slots__ = ("before", "call_ids", "has_thoughts", "others", "size_bytes", "thoughts", "whole")
+    call_ids: tuple[str, ...] = ()
+    """The upstream's ids of its calls, in order."""
+    thoughts: tuple[tuple[int, bytes], ...] = ()
+    """Its encrypted reasoning items, each with the number of other items before it."""
+    others: int = 0
+    """How many items other than reasoning it has."""
+    whole: bool = False
+    """Whether the whole context was sent for it, so that everything before it has our ids."""
+    before: "KeptStep | None" = None
+    """The step before it in the same response."""
 
-    def __init__(
-        self,
-        call_ids: Sequence[str] = (),
-        thoughts: Sequence[tuple[int, bytes]] = (),
-        *,
-        others: int = 0,
-        whole: bool,
-        before: "KeptStep | None",
-    ) -> None:
-        self.call_ids = tuple(call_ids)
-        """The upstream's ids of its calls, in order."""
-        self.thoughts = tuple(thoughts)
-        """Its encrypted reasoning items, each with the number of other items before it."""
-        self.others = others
-        """How many items other than reasoning it has."""
-        self.whole = whole
-        """Whether the whole context was sent for it, so that everything before it has our ids."""
-        self.before = before
-        """The step before it in the same response."""
-        self.has_thoughts: bool = bool(thoughts) or (before is not None and before.has_thoughts)
+    def lineage(self) -> "Iterator[KeptStep]":
+        """It and the steps before it, the newest first."""
+        step: KeptStep | None = self
+        while step is not None:
+            yield step
+            step = step.before
+
+    @property
+    def has_thoughts(self) -> bool:
         """Whether it or a step before it has encrypted reasoning."""
-        self.size_bytes: int = (
-            _STEP_BYTES + sum(map(len, self.call_ids)) + sum(len(raw) for _, raw in self.thoughts)
-        )
+        return any(step.thoughts for step in self.lineage())
+
+    @property
+    def size_bytes(self) -> int:
         """Without the steps before it."""
+        return _STEP_BYTES + sum(map(len, self.call_ids)) + sum(len(raw) for _, raw in self.thoughts)
 
 
 class Position:
@@ -95,12 +95,7 @@ class Position:
 
     def unshared_bytes(self, earlier: object) -> int:
         """Memory of what it does not share with an earlier position: the steps of its response."""
-        size_bytes, step = _BYTES, self.step
-        size_bytes += step.size_bytes
-        while step.before is not None:
-            step = step.before
-            size_bytes += step.size_bytes
-        return size_bytes
+        return _BYTES + sum(step.size_bytes for step in self.step.lineage())
 
     @property
     def socket(self) -> Socket | None:
@@ -208,11 +203,7 @@ class PositionCodec:
         own = own_position(position, self._home)
         if own is None:
             return None
-        steps: list[KeptStep] = []
-        step: KeptStep | None = own.step
-        while step is not None:
-            steps.append(step)
-            step = step.before
+        steps = list(own.step.lineage())
         size_bytes = sum(len(raw) for each in steps for _, raw in each.thoughts)
         keeps_thoughts = 0 < size_bytes <= _MOST_THOUGHT_BYTES
         upstream_id = own.upstream_id if self._is_stored_there else ""
@@ -234,7 +225,7 @@ class PositionCodec:
             return None
         step: KeptStep | None = None
         for each in packed.steps:
-            step = KeptStep(each.call_ids, each.thoughts, others=each.others, whole=each.whole, before=step)
+            step = KeptStep(each.call_ids, each.thoughts, each.others, each.whole, step)
         if step is None:
             return None
         before = own_position(parent, self._home)

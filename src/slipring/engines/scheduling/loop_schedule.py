@@ -12,6 +12,7 @@ Pure: the caller passes the time and does what is returned.
 import heapq
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from itertools import islice
 
 from msgspec import Struct
@@ -78,54 +79,47 @@ class Need(Struct, frozen=True):
     """Turns with the same one reach the same replica."""
 
 
+@dataclass(slots=True, eq=False)
 class Loop:
     """What is known of one loop: a branch of a chain, with one turn at a time."""
 
-    __slots__ = (
-        *("began_at", "branch", "charged", "former", "hold_until", "key", "kind", "paused_at"),
-        *("resident_since", "reviewed_at", "shared", "tenant", "tokens", "turns"),
-    )
-
-    def __init__(self, key: str, branch: str, tenant: str, shared: int, now: float) -> None:
-        self.key = key
-        self.former = key
-        """Its key before the turn that waits or runs; empty if what the turn continues is gone."""
-        self.branch = branch
-        self.tenant = tenant
-        self.began_at = now
-        self.turns = 0
-        self.charged = 0
-        """Tokens of the cache that are kept for its context; 0 if the loop is not resident."""
-        self.shared = shared
-        """Tokens at the beginning of its context that belong to another loop."""
-        self.tokens = 0
-        """Of its context after its last turn."""
-        self.resident_since = 0.0
-        self.paused_at: float | None = None
-        """When its last turn ended; None while a turn waits or runs."""
-        self.kind: Kind = (tenant, "")
-        """What it waits for while it pauses."""
-        self.hold_until = 0.0
-        """Until when it pays to hold its context while others wait; decided at ``reviewed_at``."""
-        self.reviewed_at = float("-inf")
+    key: str
+    branch: str
+    tenant: str
+    shared: int
+    """Tokens at the beginning of its context that belong to another loop."""
+    began_at: float
+    former: str
+    """Its key before the turn that waits or runs; empty if what the turn continues is gone."""
+    turns: int = 0
+    charged: int = 0
+    """Tokens of the cache that are kept for its context; 0 if the loop is not resident."""
+    tokens: int = 0
+    """Of its context after its last turn."""
+    resident_since: float = 0.0
+    paused_at: float | None = None
+    """When its last turn ended; None while a turn waits or runs."""
+    kind: Kind = ("", "")
+    """What it waits for while it pauses."""
+    hold_until: float = 0.0
+    """Until when it pays to hold its context while others wait; decided at ``reviewed_at``."""
+    reviewed_at: float = float("-inf")
 
     @property
     def is_resident(self) -> bool:
         return self.charged > 0
 
 
+@dataclass(slots=True, eq=False)
 class Turn:
     """One turn of a loop, which waits, runs and ends."""
 
-    __slots__ = ("asked_at", "context_tokens", "loop", "route", "tokens")
-
-    def __init__(self, loop: Loop, need: Need, now: float) -> None:
-        self.loop = loop
-        self.context_tokens = need.tokens
-        self.tokens = 0
-        """What it adds to the cache if its context is not there."""
-        self.route = need.route
-        self.asked_at = now
+    loop: Loop
+    context_tokens: int
+    route: str
+    asked_at: float
+    tokens: int = 0
+    """What it adds to the cache if its context is not there."""
 
 
 class LoopSchedule:
@@ -216,7 +210,8 @@ class LoopSchedule:
         loop = self._continued(need)
         if loop is None:
             # A loop has one turn at a time: a second one with its key is taken for a loop that ends with it.
-            loop = Loop(need.key, need.branch or need.key, tenant, self._shared(need), now)
+            loop = Loop(need.key, need.branch or need.key, tenant, self._shared(need), now, need.key)
+            loop.kind = tenant, ""
             if need.key not in self._loops:
                 self._enter(loop)
                 self._forget_oldest()
@@ -227,7 +222,7 @@ class LoopSchedule:
             self._paused.pop(loop, None)
             loop.former = loop.key
             self._rename(loop, need.key)
-        turn = Turn(loop, need, now)
+        turn = Turn(loop, need.tokens, need.route, now)
         self._wait(turn)
         return turn
 

@@ -25,16 +25,8 @@ from slipring.core.generation import (
 )
 from slipring.engines.base import Engine, Level
 from slipring.engines.job_queue import JobQueue
-from slipring.engines.simulated.context import (
-    PrefixCache,
-    Tally,
-    Trace,
-    begin_last_item,
-    position_of,
-    tally_job,
-    trace_job,
-)
-from slipring.engines.simulated.options import SimulatedOptions, read_options
+from slipring.engines.simulated.context_digest import Trace, trace_job
+from slipring.engines.simulated.options import SimulatedOptions
 from slipring.engines.simulated.pace import Pace, Ticks, TimedTokens
 from slipring.engines.simulated.plan import (
     AnswerStep,
@@ -45,18 +37,15 @@ from slipring.engines.simulated.plan import (
     plan_answer,
     prepare,
 )
-from slipring.engines.simulated.script import Script, read_script
+from slipring.engines.simulated.prefix_cache import (
+    PrefixCache,
+    Tally,
+    begin_last_item,
+    position_of,
+    tally_job,
+)
+from slipring.engines.simulated.script import read_script
 from slipring.observation import live_messages
-
-
-def open_simulated(text: str) -> Engine:
-    """The engine for these options. With a vocabulary it renders and tokenizes for real."""
-    options = read_options(text)
-    if options.vocabulary:
-        from slipring.engines.simulated.tokenized import TokenizedEngine
-
-        return TokenizedEngine(options)
-    return SimulatedEngine(options, read_script(options.script) if options.script else None)
 
 
 class SimulatedEngine(Engine):
@@ -65,9 +54,9 @@ class SimulatedEngine(Engine):
     name = "simulated"
     level = Level.TOKENS
 
-    def __init__(self, options: SimulatedOptions, script: Script | None = None) -> None:
+    def __init__(self, options: SimulatedOptions) -> None:
         self.options = options
-        self._script = script
+        self._script = read_script(options.script) if options.script else None
         self._prefixes = PrefixCache()
         self._queue = JobQueue(options.max_jobs or sys.maxsize, options.max_waiting)
         self._ticks = Ticks()

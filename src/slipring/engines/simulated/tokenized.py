@@ -7,7 +7,6 @@ full finds the blocks of a chain, and vice versa.
 """
 
 import asyncio
-import sys
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
@@ -25,24 +24,17 @@ from slipring.core.generation import (
     Prefill,
     deliver,
 )
-from slipring.engines.base import Engine, Level
-from slipring.engines.job_queue import JobQueue
-from slipring.engines.simulated.context import Trace, trace_job
+from slipring.engines.llama.packaged_model import MODEL_COMMAND, packaged_model
+from slipring.engines.simulated.context_digest import Trace, trace_job
+from slipring.engines.simulated.engine import SimulatedEngine
 from slipring.engines.simulated.options import SimulatedOptions
-from slipring.engines.simulated.pace import Pace, Ticks, TimedTokens
+from slipring.engines.simulated.pace import TimedTokens
 from slipring.engines.simulated.plan import Content, prepare
 from slipring.engines.simulated.wording import Wording
 from slipring.engines.tokens.job_rendering import accepted, count, foresee, render
-from slipring.engines.tokens.model_files import (
-    MODEL_COMMAND,
-    ModelInfo,
-    packaged_model,
-    read_gguf,
-    read_tokenizer,
-)
+from slipring.engines.tokens.model_files import ModelInfo, read_gguf, read_tokenizer
 from slipring.engines.tokens.template_choice import make_serving_renderer
 from slipring.engines.tokens.token_answer import Piece, TokenAnswer
-from slipring.observation import live_messages
 from slipring.prompts.rendering import EncodedIds, Rendered, Renderer, Rendering
 from slipring.prompts.tokenization.tokenizer import Tokenizer, UnknownVocabulary
 from slipring.protocol.items import Item
@@ -136,23 +128,16 @@ class _PlannedIds:
         return deltas
 
 
-class TokenizedEngine(Engine):
+class TokenizedEngine(SimulatedEngine):
     """Emits planned answers id by id. ``renderer``: used instead of the one that the options name."""
 
-    name = "simulated"
-    level = Level.TOKENS
     leaves_renderings = True
 
     def __init__(self, options: SimulatedOptions, renderer: Renderer | None = None) -> None:
-        self.options = options
+        super().__init__(options)
         self.renderer = renderer or _open_renderer(options)
         self._wording = Wording(self.renderer, options)
         self._cache = BlockCache()
-        self._queue = JobQueue(options.max_jobs or sys.maxsize, options.max_waiting)
-        self._ticks = Ticks()
-
-    def status(self) -> live_messages.Engine:
-        return structs.replace(super().status(), running=self._queue.running, waiting=self._queue.waiting)
 
     def models(self) -> Sequence[Model]:
         context_tokens = self.options.context_tokens
@@ -175,13 +160,11 @@ class TokenizedEngine(Engine):
         content = await prepare(job, outputs, options, self.compiler)
         with self._queue.ticket(job.tenant) as ticket:
             await ticket.begin(accepted(job, self.renderer, rendering), emit)
-            pace = Pace(options.tokens_per_s, self._ticks)
-            known, cached = self._read(job, rendering, outputs)
-            self._postpone(pace, job, rendering.prompt.total - cached)
-            await pace.reached()
+            known, cached = self._known(job, rendering, outputs)
+            await (pace := self._pace(job, rendering.prompt.total - cached)).reached()
             answer = TokenAnswer(job, rendering, self.renderer, trusted=True)
             answer.take(Piece(cached_tokens=cached))
-            ids, end = self._plan(job, rendering, known, content)
+            ids, end = self._planned(job, rendering, known, content)
             await TimedTokens(_PlannedIds(answer, ids, end), pace, emit).run()
             *last, finished = answer.finish()
             assert isinstance(finished, Finished)
@@ -206,14 +189,7 @@ class TokenizedEngine(Engine):
     async def count(self, job: Job, enough: int | None = None) -> int:
         return await count(job, self.renderer, self.options.context_tokens, self.tokenizing, enough)
 
-    def _postpone(self, pace: Pace, job: Job, new_tokens: int) -> None:
-        """Postpone an answer by the time in which its prompt is read."""
-        if rate := self.options.prefill_tokens_per_s:
-            pace.postpone(new_tokens / rate)
-        if job.generate:
-            pace.postpone(self.options.ttft_ms / 1000)
-
-    def _plan(
+    def _planned(
         self, job: Job, rendering: Rendering, known: Known, content: Content
     ) -> tuple[list[int], Piece]:
         """The ids of the answer, as many as there is room for, and the piece that ends it."""
@@ -225,7 +201,7 @@ class TokenizedEngine(Engine):
         limit = min(job.settings.max_output_tokens or room, room)
         return ids[:limit], Piece(reason="length" if len(ids) > limit else "stop")
 
-    def _read(self, job: Job, rendering: Rendering, outputs: int) -> tuple[Known, int]:
+    def _known(self, job: Job, rendering: Rendering, outputs: int) -> tuple[Known, int]:
         """Add a job's context to the prefix cache; return it, and how many of its tokens were cached."""
         context = rendering.context
         position = job.parent.position if job.parent is not None else None

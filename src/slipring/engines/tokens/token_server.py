@@ -127,10 +127,11 @@ class TokenServer(RemoteEngine):
     sampling: Sampling
     """Recommended by the model's authors."""
     chain_ends: ChainEnds | None = None
+    """Set by ``start`` if the engine reports the ends of chains to the server."""
     schedule: ReplicaSchedules | None = None
     """Decides which turns run, if it is known how much the server's cache holds."""
     _loop_ends: ChainEnds | None = None
-    """Set by ``start`` if the engine reports the ends of chains to the server."""
+    """Set by ``start`` together with the schedule, which is told the ends of loops."""
     sessions: Sessions | None = None
     """Set by ``start`` if the server has them and they are wanted."""
     offer: Offer = Offer()

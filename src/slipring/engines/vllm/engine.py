@@ -68,6 +68,7 @@ _CACHE_CONFIG = "vllm:cache_config_info{"
 _NO_PREFIX_CACHE = 'enable_prefix_caching="False"'
 _SIZES = re.compile(r'\b(num_gpu_blocks|block_size)="(\d+)"')
 _TOKENIZER = "tokenizer.json"
+_STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 _SESSIONS = "/v1/slipring/sessions"
 """Where the plugin answers."""
 _USUAL = ("<s>", "</s>", "<unk>", "<pad>", "<bos>", "<eos>", "<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -84,10 +85,6 @@ class VllmOptions(TokenServerOptions):
         "whether slipring reports the end of a chain to Dynamo, with a request for one token and a header",
     )
     hints: str = hints_option()
-
-
-def _priority(job: Job) -> int:
-    return 2 - urgency(job)  # the lower value goes first
 
 
 class VllmEngine(TokenServer):
@@ -174,25 +171,13 @@ class VllmEngine(TokenServer):
         """The request for a context with pictures, without the data of those that are known. Takes time in
         proportion to the data."""
         settings, salt = job.settings, tenant_salt(job.tenant)
-        sampling: dict[str, Any] = {
-            "stop_token_ids": sorted(self.renderer.stop_ids()),
-            "skip_special_tokens": False,
-            "spaces_between_special_tokens": False,
-            **self._sampling(settings),
-        }
+        sampling = self._with_marks(settings)
         # The server knows how much room there is beside the pictures.
         if not job.generate or settings.max_output_tokens is not None:
             sampling["max_tokens"] = settings.max_output_tokens if job.generate else 1
         if constraint is not None:
             sampling["structured_outputs"] = _structured_outputs(constraint)
-        body: dict[str, Any] = {
-            "model": self.served.name,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            "cache_salt": salt,
-        }
-        if self.options.priorities:
-            body["priority"] = _priority(job)
+        body = {**self._common(job), **_STREAMED}
         if self.options.hints:
             body |= agent_hints(job)
         headers = self._upstream.affinity_headers(job)
@@ -217,23 +202,16 @@ class VllmEngine(TokenServer):
     def write(self, job: Job, sent: Rendered, limit: int, constraint: Constraint | None) -> Request:
         if sent.body.pictures:
             return self._with_pictures(job, sent, constraint)
-        body: dict[str, Any] = {
-            "model": self.served.name,
-            "stream": True,
-            "stream_options": {"include_usage": True},
+        body = {
+            **self._common(job),
+            **_STREAMED,
             "return_token_ids": True,
             "max_tokens": limit,
-            "stop_token_ids": sorted(self.renderer.stop_ids()),
-            "skip_special_tokens": False,
-            "spaces_between_special_tokens": False,
-            "cache_salt": tenant_salt(job.tenant),
-            **self._sampling(job.settings),
+            **self._with_marks(job.settings),
         }
         if job.settings.logprobs and job.generate:
             is_local = self.renderer.vocabulary.is_local
             body |= {"logprobs": job.settings.top_logprobs, "return_tokens_as_token_ids": is_local}
-        if self.options.priorities:
-            body["priority"] = _priority(job)
         if self.options.hints:
             body |= agent_hints(job, self.answer_lengths.expected(limit))
         if constraint is not None:
@@ -264,16 +242,13 @@ class VllmEngine(TokenServer):
                 sampling["logprobs"] = job.settings.top_logprobs
         if constraint is not None:
             sampling["structured_outputs"] = _structured_outputs(constraint)
-        body: dict[str, Any] = {
+        body = {
+            **self._common(job),
             "session": addressed.id,
             "held": addressed.held,
             "sampling": sampling,
-            "model": self.served.name,
-            "cache_salt": tenant_salt(job.tenant),
             "idle_s": self.options.session_idle_s,
         }
-        if self.options.priorities:
-            body["priority"] = _priority(job)
         pieces = spliced(b'{"prompt":[', addressed.pieces, b"]," + wire.encode(body)[1:])
         headers = self._upstream.affinity_headers(job)
         return Request(_SESSIONS, pieces, headers, partial(_Parser, self, job.settings.top_logprobs))
@@ -304,6 +279,22 @@ class VllmEngine(TokenServer):
         """Only what is known here: for the rest vLLM uses the ``generation_config.json`` of its model."""
         fields = self.sampling.known_fields(settings, penalty_name="repetition_penalty")
         return fields if settings.seed is None else {**fields, "seed": settings.seed}
+
+    def _with_marks(self, settings: Settings) -> dict[str, Any]:
+        """The sampling of an answer that is sent with its control tokens."""
+        return {
+            "stop_token_ids": sorted(self.renderer.stop_ids()),
+            "skip_special_tokens": False,
+            "spaces_between_special_tokens": False,
+            **self._sampling(settings),
+        }
+
+    def _common(self, job: Job) -> dict[str, Any]:
+        """The fields of every request for an answer."""
+        body: dict[str, Any] = {"model": self.served.name, "cache_salt": tenant_salt(job.tenant)}
+        if self.options.priorities:
+            body["priority"] = 2 - urgency(job)  # the lower value goes first
+        return body
 
     async def cache_tokens(self) -> int | None:
         try:

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from slipring.engines.constraints.answer_form import CalledTool, Form, arguments_schema
+from slipring.engines.constraints.answer_requirements import CalledTool, Form, arguments_schema
 from slipring.engines.constraints.shapes.shape import (
     SPACE,
     FreeText,
