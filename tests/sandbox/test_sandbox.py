@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from slipring.base.errors import InvalidRequest, RateLimited, ServerError, TooExpensive, Unavailable
-from slipring.sandbox.pipe_messages import Words
-from slipring.sandbox.sandbox import MIB, TASKS, InThread, Sandbox, SandboxLimits
+from slipring.sandbox.pipe_messages import MIB, SandboxLimits, Words
+from slipring.sandbox.sandbox import TASKS, InThread, Sandbox
 
 NAMES = (
     "echo open_file open_socket count hold spin repeat allocate "

@@ -21,8 +21,8 @@ from slipring.protocol.item_digests import content_digest
 from slipring.protocol.items import Item, in_context, opened_with, raw_digest
 from slipring.protocol.pictures.item_pictures import examine
 from slipring.protocol.pictures.pdf_documents import Document
-from slipring.sandbox.pipe_messages import Words
-from slipring.sandbox.sandbox import EncodedCall, Sandbox, SandboxLimits, encoded_call
+from slipring.sandbox.pipe_messages import SandboxLimits, Words
+from slipring.sandbox.sandbox import EncodedCall, Sandbox, encoded_call
 from slipring.server.request_decoding import RequestDecoder
 
 MOST_DOCUMENTS = 100

@@ -34,7 +34,8 @@ from slipring.engines.catalog import Catalog
 from slipring.engines.constraints.grammar_cache import Compiler
 from slipring.protocol.endpoints.reply_bodies import TraceCounts
 from slipring.safety.inspector import Inspector
-from slipring.sandbox.sandbox import Sandbox, SandboxLimits
+from slipring.sandbox.pipe_messages import SandboxLimits
+from slipring.sandbox.sandbox import Sandbox
 from slipring.server.access.auth import Caller, Keyring
 from slipring.server.access.model_permissions import Permitted, Selection
 from slipring.server.access.quotas import Quotas

@@ -128,17 +128,13 @@ class ToolRunner:
 
     def answers(self, caller: Caller, kinds: Iterable[BuiltinKind]) -> dict[BuiltinKind, ResolvedBuiltin]:
         """What answers these built-in tools for a caller. Those that nothing answers are left out."""
-        found = {kind: self.registry.answering(kind, caller.key) for kind in kinds}
-        return {
-            kind: ResolvedBuiltin(
-                _resolved(answer.target),
-                answer.mapping.tool,
-                answer.mapping.argument,
-                dict(answer.mapping.fields),
-            )
-            for kind, answer in found.items()
-            if answer is not None
-        }
+        found: dict[BuiltinKind, ResolvedBuiltin] = {}
+        for kind in kinds:
+            if (answer := self.registry.answering(kind, caller.key)) is not None:
+                target, mapping = answer
+                fields = dict(mapping.fields)
+                found[kind] = ResolvedBuiltin(_resolved(target), mapping.tool, mapping.argument, fields)
+        return found
 
     def _find(self, caller: Caller, server: McpTool, tools: Raw | UnsetType) -> Target:
         try:
