@@ -7,11 +7,11 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from slipring.base.errors import InvalidRequest, RateLimited, ServerError, TooExpensive, Unavailable
 from slipring.sandbox.pipe_messages import MIB, SandboxLimits, Words

@@ -4,22 +4,19 @@ import asyncio
 
 from aiohttp import web
 
-from slipring.base.aiohttp_internals import DECODED
 from slipring.base.errors import OVERLOAD_RETRY_S, ApiError, InvalidRequest, RateLimited, Unavailable
 from slipring.core.byte_ledger import Ledger
 from slipring.server.access.auth import Caller
-from slipring.server.connections.client_connection import RequestTimeout, Undecodable, UnsupportedEncoding
+from slipring.server.connections.client_connection import RequestTimeout
+from slipring.server.connections.content_encodings import Undecodable, require_supported
 from slipring.server.connections.slow_clients import PROGRESS_BYTES
 from slipring.server.service import Service
-
-_NO_ENCODING = ("", "identity")
 
 
 async def read_body(service: Service, request: web.Request, caller: Caller) -> bytes:
     """Read the body of a request. Raises ``ApiError`` if it is too large, too slow or cannot be decoded."""
     encoding = ", ".join(request.headers.getall("Content-Encoding", ())).lower()
-    if encoding not in _NO_ENCODING and encoding not in DECODED:
-        raise UnsupportedEncoding
+    require_supported(encoding)
     limit_bytes = service.config.limits.max_frame_bytes
     if request.content_length is not None and request.content_length > limit_bytes:
         raise _too_large()
