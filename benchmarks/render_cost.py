@@ -44,7 +44,7 @@ from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.prompts.tokenization.tokenizer import Tokenizer
 from slipring.protocol.items import Item, read_item
 from slipring.protocol.requests import CreateRequest
-from slipring.server.access.seal_keys import KeyedSeal, new_key
+from slipring.server.access.content_encryption import KeyedSeal, new_key
 
 BUDGET = 1.5
 AIMS = {"delta": 20, "full": 15}

@@ -21,7 +21,8 @@ _MEMORY = child._MemoryInUse()
 
 async def _run(process: ChildProcess, data: bytes) -> tuple[Outcome, int]:
     # A timeout of 0 switches the timer off, whose signal would end this process.
-    setup = structs.replace(process._setup, timeout_s=0.0, memory_bytes=_UNLIMITED_BYTES)
+    limits = structs.replace(process._setup.limits, timeout_s=0.0, memory_bytes=_UNLIMITED_BYTES)
+    setup = structs.replace(process._setup, limits=limits)
     call = pipe_messages.decode_call(data)
     answer = await asyncio.to_thread(child._answer, call, setup, _MEMORY)
     reply = pipe_messages.decode_reply(answer)

@@ -74,7 +74,7 @@ from slipring.protocol.endpoints.translation import RESPONSES
 from slipring.protocol.hosted.mcp_tools import ListedTool
 from slipring.protocol.requests import TextFormat
 from slipring.protocol.responses import OutputItem, Response
-from slipring.server.access.seal_keys import KeyedSeal
+from slipring.server.access.content_encryption import KeyedSeal
 from tests import late
 from tests.api import Api
 from tests.core.connection import OnePolicy, emitted

@@ -6,14 +6,22 @@ import pytest
 
 from slipring.base.errors import InvalidRequest
 from slipring.protocol.pictures.item_pictures import picture_of
+from slipring.sandbox import pdf_pages
 from slipring.sandbox.pdf_pages import read_pdf
 from tests.pdfs import pdf, pdf_of
 
 SIDE = 400
 
 
-def read(data: bytes, most_pages: int = 5, side: int = SIDE) -> list[tuple[str, str | None]]:
-    return read_pdf(base64.b64encode(data).decode(), most_pages, side)
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pdf_pages, "_SIDE", SIDE)
+
+
+def read(
+    data: bytes, most_pages: int = 5, draws: bool = True, is_detailed: bool = False
+) -> list[tuple[str, str | None]]:
+    return read_pdf(base64.b64encode(data).decode(), most_pages, draws, is_detailed)
 
 
 def sizes(pages: list[tuple[str, str | None]]) -> list[tuple[int, int]]:
@@ -29,8 +37,12 @@ def test_each_page_has_its_text_and_a_picture():
     assert read(pdf("First page", "And a second")) == pages, "the same file has the same pictures"
 
 
+def test_a_detailed_picture_is_larger():
+    assert max(sizes(read(pdf("Text"), is_detailed=True))[0]) == 2048
+
+
 def test_without_pictures_there_are_texts_only():
-    assert read(pdf("Text"), side=0) == [("Text", None)]
+    assert read(pdf("Text"), draws=False) == [("Text", None)]
 
 
 @pytest.mark.parametrize(
@@ -83,4 +95,4 @@ def test_a_protected_file_is_refused():
 
 def test_what_is_no_base64_is_refused():
     with pytest.raises(InvalidRequest, match="is not valid base64"):
-        read_pdf("JVBERi0?", 5, 0)
+        read_pdf("JVBERi0?", 5, False, False)

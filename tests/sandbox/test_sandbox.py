@@ -7,15 +7,15 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from slipring.base.errors import InvalidRequest, RateLimited, ServerError, TooExpensive, Unavailable
-from slipring.sandbox.pipe_messages import Words
-from slipring.sandbox.sandbox import MIB, TASKS, InThread, Sandbox, SandboxLimits
+from slipring.sandbox.pipe_messages import MIB, SandboxLimits, Words
+from slipring.sandbox.sandbox import TASKS, InThread, Sandbox
 
 NAMES = (
     "echo open_file open_socket count hold spin repeat allocate "

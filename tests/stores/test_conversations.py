@@ -214,10 +214,10 @@ async def test_items_are_found_by_their_ids_alone(store: Store) -> None:
     await conversations.create("t", second, [other, *items("c", "d")])
     await conversations.create("u", CONVERSATION, [message("a", "of another tenant"), *items("e")])
     wanted = ["a", "b", "c", "d", "e", "missing", "a\0"]
-    assert await store.find_items("t", wanted) == {item.id: item for item in items("a", "c", "d")}
-    found = await store.find_items("t", wanted, "conv_2")
+    assert await store.item_references.find("t", wanted) == {item.id: item for item in items("a", "c", "d")}
+    found = await store.item_references.find("t", wanted, "conv_2")
     assert found == {item.id: item for item in [other, *items("a", "c", "d")]}
-    assert await store.find_items("t", ["b"], "conv_3") == {}
+    assert await store.item_references.find("t", ["b"], "conv_3") == {}
 
 
 async def test_deleting_an_item_in_the_context_of_the_tip_clears_the_tip(store: Store) -> None:

@@ -80,7 +80,7 @@ async def test_items_of_conversations_keep_their_pictures(store: Store):
     assert [item.id for item in items] == ["msg_1", "msg_2", "msg_3"]
     assert [SHOT.encode() in item.raw for item in items] == [True, True, False]
     assert await store.conversations.item("t", "conv_1", "msg_1") == items[0]
-    assert await store.find_items("t", ["msg_1"]) == {"msg_1": items[0]}
+    assert await store.item_references.find("t", ["msg_1"]) == {"msg_1": items[0]}
     thread = await store.conversations.thread("t", "conv_1")
     assert thread is not None
     assert await store.conversations.delete_item("t", "conv_1", "msg_1")

@@ -311,7 +311,7 @@ async def test_items_are_found_by_their_ids(store: Store) -> None:
         "msg_abci0001": structs.replace(unnamed, id="msg_abci0001"),
     }
     assert await store.responses.load_items("t", []) == {}
-    assert await store.find_items("t", ["msg_theirs", *others[:-2]]) == {"msg_theirs": theirs}
+    assert await store.item_references.find("t", ["msg_theirs", *others[:-2]]) == {"msg_theirs": theirs}
 
 
 async def test_items_are_found_by_the_ids_that_clients_chose(store: Store) -> None:
@@ -328,21 +328,21 @@ async def test_items_are_found_by_the_ids_that_clients_chose(store: Store) -> No
     await store.responses.save("t", child)
     wanted = ["again", "other", hex_id, "o\0dd", "made", "hidden"]
     named = {item.id: item for item in (again, other, foreign, odd, made)}
-    assert await store.find_items("t", wanted) == named
-    assert await store.find_items("u", wanted) == {}
+    assert await store.item_references.find("t", wanted) == named
+    assert await store.item_references.find("u", wanted) == {}
     await store.responses.save("t", unstored)
-    assert list(await store.find_items("t", ["hidden"])) == ["hidden"]
+    assert list(await store.item_references.find("t", ["hidden"])) == ["hidden"]
     # Which of two items is meant is not known.
     third = state("resp_e", given=(message("other", "not two", role="user"),))
     await store.responses.save("t", third)
-    assert await store.find_items("t", ["other"]) == {}
+    assert await store.item_references.find("t", ["other"]) == {}
     await store.responses.delete("t", "resp_e")
-    assert await store.find_items("t", ["other"]) == {"other": other}
+    assert await store.item_references.find("t", ["other"]) == {"other": other}
     # An item that two responses have stays until both are deleted.
     await store.responses.delete("t", "resp_a")
-    assert list(await store.find_items("t", wanted[:-1])) == ["again", "other"]
+    assert list(await store.item_references.find("t", wanted[:-1])) == ["again", "other"]
     await store.responses.delete("t", "resp_b")
-    assert await store.find_items("t", wanted[:-1]) == {}
+    assert await store.item_references.find("t", wanted[:-1]) == {}
 
 
 async def test_an_id_of_different_items_in_a_response_and_a_conversation_means_none(store: Store) -> None:
@@ -350,12 +350,12 @@ async def test_an_id_of_different_items_in_a_response_and_a_conversation_means_n
     await store.responses.save("t", state("resp_a", given=(mine,)))
     conversation = Conversation(id="conv_1", created_at=1)
     await store.conversations.create("t", conversation, [mine])
-    assert await store.find_items("t", ["mine"]) == {"mine": mine}
+    assert await store.item_references.find("t", ["mine"]) == {"mine": mine}
     other = structs.replace(conversation, id="conv_2")
     theirs = message("mine", "two", role="user")
     await store.conversations.create("t", other, [theirs])
-    assert await store.find_items("t", ["mine"]) == {}
-    assert await store.find_items("t", ["mine"], "conv_2") == {"mine": theirs}
+    assert await store.item_references.find("t", ["mine"]) == {}
+    assert await store.item_references.find("t", ["mine"], "conv_2") == {"mine": theirs}
 
 
 async def test_pruning_does_not_disturb_concurrent_saves(durable: StoreLocation) -> None:

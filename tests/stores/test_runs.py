@@ -10,7 +10,7 @@ from slipring.core.chain.head import NO_HEAD, Head
 from slipring.protocol import wire
 from slipring.protocol.responses import Response
 from slipring.protocol.tools import Toolset
-from slipring.server.access.seal_keys import KeyedSeal, new_key
+from slipring.server.access.content_encryption import KeyedSeal, new_key
 from slipring.server.background import orphaned_runs
 from slipring.server.background.orphaned_runs import Claim
 from slipring.stores.conversations import Appended, Conversation

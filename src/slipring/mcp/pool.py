@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from slipring import __version__
+from slipring.mcp import redaction
 from slipring.mcp.failures import (
     ConnectionLost,
     HttpRejected,
@@ -25,7 +26,6 @@ from slipring.mcp.limits import McpLimits
 from slipring.mcp.protocol.json_rpc import HEADER_MISMATCH, UNSUPPORTED_VERSION
 from slipring.mcp.protocol.session import Agreement, McpSession
 from slipring.mcp.protocol.tools import Tool, ToolList, ToolResult
-from slipring.mcp.redaction import Redaction
 from slipring.mcp.servers import NO_CREDENTIAL, Credential, HttpServer, McpServer, StdioServer
 from slipring.mcp.transports.address_policy import NO_REGISTERED, RegisteredAddresses
 from slipring.mcp.transports.connection import Connection, OnProgress
@@ -37,7 +37,6 @@ from slipring.mcp.transports.web_client import Endpoint, WebClient
 _log = logging.getLogger(__name__)
 _encode = msgspec.json.encode
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_SHORTEST_SECRET = 4
 _MOST_LOGGED = 5
 
 _Key = tuple[str, str, str]
@@ -444,8 +443,7 @@ def _require_object(arguments: bytes, most: int) -> None:
 
 def _redacted(failure: McpFailure, entry: _Entry) -> McpFailure:
     """Remove credentials that a server repeated in its error."""
-    secrets = (*entry.credential.secrets(), *entry.server.secrets())
-    text = Redaction(secrets, _SHORTEST_SECRET).text(failure.message)
+    text = redaction.of_errors(entry.server, entry.credential).text(failure.message)
     if text != failure.message:
         failure.message = text
         failure.args = (text,)

@@ -4,7 +4,12 @@ from collections.abc import Iterable
 
 import msgspec
 
+from slipring.mcp.servers import Credential, HttpServer, McpServer
+
 REMOVED = "[redacted]"
+_SHORTEST_IN_RESULTS = 16
+"""Shorter values of headers may be ordinary words, such as the name of a region, and belong in results."""
+_SHORTEST_IN_ERRORS = 4
 
 
 class Redaction:
@@ -31,6 +36,17 @@ class Redaction:
         for form in forms:
             plain = plain.replace(form, REMOVED.encode())
         return plain
+
+
+def of_results(server: McpServer, caller: Credential) -> Redaction:
+    """Removes the credentials of caller and operator from what a server returns."""
+    operator = server.secrets() if isinstance(server, HttpServer) else server.credentials()
+    return Redaction((*caller.secrets(), *operator), _SHORTEST_IN_RESULTS)
+
+
+def of_errors(server: McpServer, caller: Credential) -> Redaction:
+    """Removes all that caller and operator have sent from the text of an error."""
+    return Redaction((*caller.secrets(), *server.secrets()), _SHORTEST_IN_ERRORS)
 
 
 def _plainly_escaped(raw: bytes) -> bytes:

@@ -1,5 +1,10 @@
 """Bounds on the values of a metric's labels: the first names count under their own, all later ones as one."""
 
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+from msgspec import UNSET, UnsetType
+
 from slipring.observation.metric_table import FLAGGED_USER, OTHER, TENANT, Label, Metric
 
 Labels = tuple[str, ...]
@@ -23,6 +28,18 @@ class BoundedNames:
             return OTHER
         known.add(name)
         return name
+
+
+class OfferedModels:
+    """The models that a server offers, by all their names; others are ``other``."""
+
+    __slots__ = ("_by_name",)
+
+    def __init__(self, names: Iterable[str] = (), aliases: Mapping[str, str] = MappingProxyType({})) -> None:
+        self._by_name = {name: name for name in names} | dict(aliases)
+
+    def of(self, name: str | UnsetType) -> str:
+        return OTHER if name is UNSET else self._by_name.get(name, OTHER)
 
 
 class BoundedLabels:

@@ -28,6 +28,7 @@ from slipring.sandbox.pipe_messages import (
     Outcome,
     Ready,
     Rejected,
+    SandboxLimits,
     Setup,
 )
 
@@ -44,9 +45,9 @@ def main() -> None:
     if first is None:
         return
     setup = pipe_messages.decode_setup(first)
-    _apply_limits(setup)
+    _apply_limits(setup.limits)
     memory = _MemoryInUse()
-    if setup.is_sealed:
+    if setup.limits.is_sealed:
         for module in set(setup.tasks.values()):
             import_module(module)
         resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
@@ -66,12 +67,12 @@ def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
     return calls, replies
 
 
-def _apply_limits(setup: Setup) -> None:
-    os.nice(setup.niceness)
+def _apply_limits(limits: SandboxLimits) -> None:
+    os.nice(limits.niceness)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    soft = setup.memory_bytes if hard == resource.RLIM_INFINITY else min(setup.memory_bytes, hard)
+    soft = limits.memory_bytes if hard == resource.RLIM_INFINITY else min(limits.memory_bytes, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
@@ -84,12 +85,12 @@ class _MemoryInUse:
         except OSError:
             self._file = None  # not Linux
 
-    def is_half(self, setup: Setup) -> bool:
+    def is_half(self, limits: SandboxLimits) -> bool:
         """Whether half of the memory is in use, so that the next call could fail for want of it."""
         if self._file is None:
             return False
         resident_bytes = int(os.pread(self._file, 256, 0).split()[1]) * resource.getpagesize()
-        return resident_bytes > setup.memory_bytes // 2
+        return resident_bytes > limits.memory_bytes // 2
 
 
 def _read(pipe: BinaryIO) -> bytes | None:
@@ -112,16 +113,17 @@ def _write(pipe: BinaryIO, data: bytes) -> None:
 
 def _answer(call: Call, setup: Setup, memory: _MemoryInUse) -> bytes:
     """Carry out a call and encode its outcome."""
+    limits = setup.limits
     try:
-        outcome = _run(_find(call.task, setup), call.arguments, setup.timeout_s)
-        data = pipe_messages.encode(Answer(outcome, memory.is_half(setup)))
+        outcome = _run(_find(call.task, setup), call.arguments, limits.timeout_s)
+        data = pipe_messages.encode(Answer(outcome, memory.is_half(limits)))
     except MemoryError:
-        return pipe_messages.encode(Answer(Exceeded(_out_of_memory(setup)), has_grown=True))
+        return pipe_messages.encode(Answer(Exceeded(_out_of_memory(limits)), has_grown=True))
     except Exception:
         crashed = Crashed(traceback.format_exc()[-_MAX_TRACEBACK_CHARS:])
         return pipe_messages.encode(Answer(crashed, has_grown=False))
-    if len(data) > setup.result_bytes:
-        exceeded = Exceeded(f"expands to more than {setup.result_bytes} bytes ({setup.words.result})")
+    if len(data) > limits.result_bytes:
+        exceeded = Exceeded(f"expands to more than {limits.result_bytes} bytes ({limits.words.result})")
         return pipe_messages.encode(Answer(exceeded, has_grown=True))
     return data
 
@@ -144,9 +146,9 @@ def _run(function: Callable[..., Any], arguments: list[Any], timeout_s: float) -
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 
-def _out_of_memory(setup: Setup) -> str:
-    words = setup.words
-    return f"takes more than {setup.memory_bytes} bytes of memory to {words.verb} ({words.memory})"
+def _out_of_memory(limits: SandboxLimits) -> str:
+    words = limits.words
+    return f"takes more than {limits.memory_bytes} bytes of memory to {words.verb} ({words.memory})"
 
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ import pypdfium2.raw as pdfium
 
 from slipring.base.errors import InvalidRequest
 
+_SIDE, _DETAILED_SIDE = 1024, 2048
+"""Pixels of the longer side of a page."""
 _MOST_SCALE = 4.0
 """Pixels for a point of the page: a small page is not drawn larger than this."""
 _RGB = 2
@@ -24,9 +26,12 @@ _WITHIN = 1024
 """Readers accept a file whose header stands within so many bytes."""
 
 
-def read_pdf(encoded: str, most_pages: int, side: int) -> list[tuple[str, str | None]]:
-    """The text of each page, and its picture as a data URL, whose longer side has so many pixels; none if
-    that is 0. Raises ``InvalidRequest``, whose message continues a sentence that begins with "it"."""
+def read_pdf(encoded: str, most_pages: int, draws: bool, is_detailed: bool) -> list[tuple[str, str | None]]:
+    """The text of each page, and its picture as a data URL if this ``draws``.
+
+    Raises ``InvalidRequest``, whose message continues a sentence that begins with "it".
+    """
+    side = (_DETAILED_SIDE if is_detailed else _SIDE) if draws else 0
     try:
         data = binascii.a2b_base64(encoded, strict_mode=True)
     except ValueError:

@@ -25,18 +25,37 @@ class Words(Struct, frozen=True):
     result: str = "max_compiled_bytes"
 
 
+COMPILING = Words()
+MIB = 2**20
+
+
+class SandboxLimits(Struct, frozen=True):
+    """Limits of one sandbox; ``core/limits.py`` documents the settings."""
+
+    timeout_s: float = 2.0
+    """Processor time of one call."""
+    memory_bytes: int = 256 * MIB
+    """Memory of a child process, the interpreter included."""
+    processes: int = 1
+    waiting: int = 16
+    """Calls of one tenant that may wait."""
+    call_bytes: int = MIB
+    """Size of a call."""
+    result_bytes: int = MIB
+    cache_bytes: int = 64 * MIB
+    niceness: int = 10
+    """How much the child leaves the processor to others."""
+    is_sealed: bool = False
+    """Whether the child opens no file, socket or pipe after its modules are imported."""
+    words: Words = COMPILING
+
+
 class Setup(Struct, frozen=True):
     """The first message to a child: the functions that it may call, and the limits on each call."""
 
     tasks: dict[str, str]
     """Function name to the module that defines it."""
-    timeout_s: float
-    memory_bytes: int
-    result_bytes: int
-    niceness: int
-    is_sealed: bool
-    """Whether the child opens no file, socket or pipe after its modules are imported."""
-    words: Words
+    limits: SandboxLimits
 
 
 class Call(Struct, frozen=True):

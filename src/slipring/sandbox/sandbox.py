@@ -12,7 +12,6 @@ import signal
 import sys
 from collections import OrderedDict, deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from hashlib import blake2b
 from importlib import import_module
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -29,6 +28,7 @@ from slipring.base.periodic_tasks import cancel_and_wait
 from slipring.core.tenant_caches import CacheKey, TenantCache
 from slipring.sandbox import pipe_messages
 from slipring.sandbox.pipe_messages import (
+    COMPILING,
     LENGTH_BYTES,
     Answer,
     Call,
@@ -37,12 +37,12 @@ from slipring.sandbox.pipe_messages import (
     Exceeded,
     Outcome,
     Reply,
+    SandboxLimits,
     Setup,
     Words,
 )
 
 T = TypeVar("T")
-COMPILING = Words()
 
 
 class FairQueue(Generic[T]):
@@ -115,30 +115,6 @@ TASKS: Mapping[str, str] = {
 """The functions that a child may call, each with its module. Only the child imports these modules: this layer
 knows their names alone."""
 
-MIB = 2**20
-
-
-@dataclass(frozen=True, slots=True)
-class SandboxLimits:
-    """Limits of one sandbox; ``core/limits.py`` documents the settings."""
-
-    timeout_s: float = 2.0
-    """Processor time of one call."""
-    memory_bytes: int = 256 * MIB
-    """Memory of a child process, the interpreter included."""
-    processes: int = 1
-    waiting: int = 16
-    """Calls of one tenant that may wait."""
-    call_bytes: int = MIB
-    """Size of a call."""
-    result_bytes: int = MIB
-    cache_bytes: int = 64 * MIB
-    niceness: int = 10
-    """How much the child leaves the processor to others."""
-    is_sealed: bool = False
-    """Whether the child opens no file, socket or pipe after its modules are imported."""
-    words: Words = COMPILING
-
 
 class Runner(Protocol):
     """Runs tasks."""
@@ -188,11 +164,11 @@ class ChildProcess:
         """
         try:
             child = await self._started()
-            async with asyncio.timeout(_WALL_TIME_FACTOR * self._setup.timeout_s):
+            async with asyncio.timeout(_WALL_TIME_FACTOR * self._setup.limits.timeout_s):
                 reply, size = await _exchange(child, data)
         except TimeoutError:
             await self.end()
-            busy = f"The server is too busy to {self._setup.words.verb} this. Try again later."
+            busy = f"The server is too busy to {self._setup.limits.words.verb} this. Try again later."
             raise Unavailable(busy) from None
         except asyncio.CancelledError:
             await self.end()
@@ -242,18 +218,18 @@ class ChildProcess:
         child, self._child = self._child, None
         assert child is not None
         code = await _wait(child)
-        setup, words = self._setup, self._setup.words
+        limits, words = self._setup.limits, self._setup.limits.words
         if code == -signal.SIGPROF:
             return Exceeded(
-                f"takes more than {setup.timeout_s:g} s of processor time to {words.verb} ({words.timeout})"
+                f"takes more than {limits.timeout_s:g} s of processor time to {words.verb} ({words.timeout})"
             )
         return Exceeded(
-            f"takes more than {setup.memory_bytes} bytes of memory to {words.verb} ({words.memory}), or is"
+            f"takes more than {limits.memory_bytes} bytes of memory to {words.verb} ({words.memory}), or is"
             " more than this process can take"
         )
 
     def _unavailable(self, reason: str) -> Unavailable:
-        words = self._setup.words
+        words = self._setup.limits.words
         log.error("cannot start the process in which %s are %s: %s", words.subjects, words.participle, reason)
         return Unavailable(f"Nothing can be {words.participle} just now. Try again later.")
 
@@ -353,15 +329,7 @@ class Sandbox:
         self._cache: TenantCache[Outcome] = TenantCache(limits.cache_bytes)
         self._queue: FairQueue[_PendingCall] = FairQueue(limits.waiting, limits.words)
         self._pending: dict[CacheKey, _PendingCall] = {}
-        setup = Setup(
-            tasks=dict(tasks),
-            timeout_s=limits.timeout_s,
-            memory_bytes=limits.memory_bytes,
-            result_bytes=limits.result_bytes,
-            niceness=limits.niceness,
-            is_sealed=limits.is_sealed,
-            words=limits.words,
-        )
+        setup = Setup(dict(tasks), limits)
         self._idle = [ChildProcess(setup) for _ in range(limits.processes)]
         self._processes = tuple(self._idle)
         self._running: set[asyncio.Task[None]] = set()

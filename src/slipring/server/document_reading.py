@@ -21,13 +21,11 @@ from slipring.protocol.item_digests import content_digest
 from slipring.protocol.items import Item, in_context, opened_with, raw_digest
 from slipring.protocol.pictures.item_pictures import examine
 from slipring.protocol.pictures.pdf_documents import Document
-from slipring.sandbox.pipe_messages import Words
-from slipring.sandbox.sandbox import EncodedCall, Sandbox, SandboxLimits, encoded_call
+from slipring.sandbox.pipe_messages import SandboxLimits, Words
+from slipring.sandbox.sandbox import EncodedCall, Sandbox, encoded_call
 from slipring.server.request_decoding import RequestDecoder
 
 MOST_DOCUMENTS = 100
-_SIDE, _DETAILED_SIDE = 1024, 2048
-"""Pixels of the longer side of a page."""
 _WAITING = 16
 _OUTCOMES_BYTES = 8 * 1024 * 1024
 """Of the sandbox: it is asked again for what was refused, and for a document that stands in another item."""
@@ -159,9 +157,8 @@ class DocumentReader:
         most = self._limits.max_document_bytes
         if document.length > _base64_size(most):
             raise InvalidRequest(f"has more than {most} bytes (max_document_bytes)")
-        side = (_DETAILED_SIDE if document.is_detailed else _SIDE) if draws else 0
         most_pages = self._limits.max_document_pages
-        call = await self._decoder.in_thread(tenant, _call, item, document, most_pages, side)
+        call = await self._decoder.in_thread(tenant, _call, item, document, most_pages, draws)
         pages = await self.sandbox.run_encoded(tenant, call)
         return [Page(*page) for page in pages]
 
@@ -185,8 +182,9 @@ def _key(item: Item, work: ReadDocuments) -> bytes:
     return blake2b(raw_digest(item if shown is None else shown) + drawn, digest_size=_DIGEST_BYTES).digest()
 
 
-def _call(item: Item, document: Document, most_pages: int, side: int) -> EncodedCall:
-    return encoded_call("read_pdf", read_documents.data_of(item, document), most_pages, side)
+def _call(item: Item, document: Document, most_pages: int, draws: bool) -> EncodedCall:
+    data = read_documents.data_of(item, document)
+    return encoded_call("read_pdf", data, most_pages, draws, document.is_detailed)
 
 
 def _base64_size(size: int) -> int:

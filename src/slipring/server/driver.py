@@ -470,7 +470,7 @@ class Driver:
             state = await self.states.find(tenant, load.response_id)
         items: dict[str, Item] = {}
         if load.item_ids:
-            items = await self.service.store.find_items(tenant, load.item_ids, load.conversation_id)
+            items = await self.service.store.item_references.find(tenant, load.item_ids, load.conversation_id)
         compared: ResponseState | None = None
         is_comparable = True
         if load.compared_id is not None:

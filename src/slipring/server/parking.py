@@ -61,8 +61,20 @@ class Parking:
             for parked in islice(self._parked, most)
         ]
 
-    def park(self, tenant: str, cache: ConnectionCache, now: float) -> None:
-        """Park the cache of a connection, without the states that are also in the store."""
+    def park(
+        self,
+        tenant: str,
+        cache: ConnectionCache,
+        now: float,
+        *,
+        closed_by_client: bool = False,
+        keeps_nothing: bool = False,
+    ) -> None:
+        """Park the cache of a connection that was cut off or asked to reconnect, without the states that are
+        also in the store; none of a client that has closed it properly, or that wants nothing kept."""
+        if closed_by_client or keeps_nothing:
+            cache.clear()
+            return
         for state in cache.states():
             if state.response.store:
                 cache.evict(state.id)

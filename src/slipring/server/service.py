@@ -34,11 +34,12 @@ from slipring.engines.catalog import Catalog
 from slipring.engines.constraints.grammar_compiler import Compiler
 from slipring.protocol.endpoints.reply_bodies import TraceCounts
 from slipring.safety.inspector import Inspector
-from slipring.sandbox.sandbox import Sandbox, SandboxLimits
+from slipring.sandbox.pipe_messages import SandboxLimits
+from slipring.sandbox.sandbox import Sandbox
 from slipring.server.access.auth import Caller, Keyring
+from slipring.server.access.content_encryption import KeyedSeal, new_key
 from slipring.server.access.model_permissions import Permitted, Selection
 from slipring.server.access.quotas import Quotas
-from slipring.server.access.seal_keys import KeyedSeal, new_key
 from slipring.server.clock import clock, now, shared_now
 from slipring.server.connections.file_descriptors import raise_limit, room_for_connections
 from slipring.server.connections.open_connections import Connections

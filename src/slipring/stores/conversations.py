@@ -140,22 +140,15 @@ _ALL_ITEMS = """
 SELECT id, data FROM slipring_conversation_items WHERE tenant = $1 AND conversation_id = $2 ORDER BY position
 """
 # One row without data means that the conversation exists and the page is empty.
-_PAGE_UP = """
+_PAGE = """
 SELECT items.id, items.data FROM slipring_conversations AS conversation
 LEFT JOIN slipring_conversation_items AS items
     ON items.tenant = conversation.tenant AND items.conversation_id = conversation.id
-    AND items.position > $3
+    AND items.position {beyond} $3
 WHERE conversation.tenant = $1 AND conversation.id = $2
-ORDER BY items.position LIMIT $4
+ORDER BY items.position {order} LIMIT $4
 """
-_PAGE_DOWN = """
-SELECT items.id, items.data FROM slipring_conversations AS conversation
-LEFT JOIN slipring_conversation_items AS items
-    ON items.tenant = conversation.tenant AND items.conversation_id = conversation.id
-    AND items.position < $3
-WHERE conversation.tenant = $1 AND conversation.id = $2
-ORDER BY items.position DESC LIMIT $4
-"""
+_PAGE_UP, _PAGE_DOWN = _PAGE.format(beyond=">", order="ASC"), _PAGE.format(beyond="<", order="DESC")
 _FIRST, _LAST = -1, 2**62
 _THREAD = """
 SELECT conversation.id, conversation.created_at, conversation.metadata,

@@ -96,6 +96,8 @@ class Usage(Struct, frozen=True):
     requests: int = 0
     tokens: int = 0
     images: int = 0
+    expires_at: float = 0.0
+    """When the row may be deleted."""
 
 
 # In the order of the fields of ``Key``.
@@ -162,11 +164,11 @@ class Keys:
         authentication."""
         return bool(await self._database.read(_EXIST))
 
-    async def spend(self, spent: Sequence[Usage], *, expires_at: float) -> list[Usage]:
+    async def spend(self, spent: Sequence[Usage]) -> list[Usage]:
         # Rows are locked in a fixed order, so that two nodes cannot deadlock.
         """Add usage to its windows; return the totals, in the same order. Adding 0 reads a total."""
         order = sorted(range(len(spent)), key=lambda index: (spent[index].key_id, spent[index].window))
-        written = await self._database.write(*(_spend(spent[index], expires_at) for index in order))
+        written = await self._database.write(*(_spend(spent[index]) for index in order))
         totals = dict(zip(order, written, strict=True))
         return [
             Usage(each.key_id, each.window, *total)
@@ -179,6 +181,6 @@ class Keys:
         return [_key(row) for row in await self._database.read(_LIST)]
 
 
-def _spend(spent: Usage, expires_at: float) -> Statement:
+def _spend(spent: Usage) -> Statement:
     amounts = (spent.requests, spent.tokens, spent.images)
-    return Statement(_SPEND, (spent.key_id, spent.window, *amounts, float(expires_at)))
+    return Statement(_SPEND, (spent.key_id, spent.window, *amounts, float(spent.expires_at)))

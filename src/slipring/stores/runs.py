@@ -106,49 +106,35 @@ SELECT 1 WHERE NOT EXISTS (
     WHERE tenant = $1 AND id = $2 AND hidden = 0 AND expires_at > $3 AND status <> $4
 )
 """
-_HOLD = """
+_OPEN_RUN = "tenant = $1 AND response_id = $2 AND status IN ('queued', 'in_progress')"
+_OWNED = f"{_OPEN_RUN} AND owner = $3 AND epoch = $4"
+_HOLD = f"""
 UPDATE slipring_runs SET epoch = epoch
-WHERE tenant = $1 AND response_id = $2 AND owner = $3 AND epoch = $4
-    AND status IN ('queued', 'in_progress')
-RETURNING epoch
+WHERE {_OWNED} RETURNING epoch
 """
-_APPEND = """
+_APPEND = f"""
 UPDATE slipring_runs SET status = $5, response = $6, lease_until = $7,
     last_sequence = CASE WHEN last_sequence < $8 THEN $8 ELSE last_sequence END
-WHERE tenant = $1 AND response_id = $2 AND owner = $3 AND epoch = $4
-    AND status IN ('queued', 'in_progress')
-RETURNING epoch
+WHERE {_OWNED} RETURNING epoch
 """
-_RENEW = """
+_RENEW = f"""
 UPDATE slipring_runs SET lease_until = $5
-WHERE tenant = $1 AND response_id = $2 AND owner = $3 AND epoch = $4
-    AND status IN ('queued', 'in_progress')
-RETURNING epoch
+WHERE {_OWNED} RETURNING epoch
 """
 # In the order of the fields of ``Run``.
 _COLUMNS = "tenant, response_id, status, owner, epoch, lease_until, last_sequence, response"
 _SEIZE = f"""
 UPDATE slipring_runs SET epoch = epoch + 1, owner = $4, lease_until = $5
-WHERE tenant = $1 AND response_id = $2 AND epoch = $3 AND status IN ('queued', 'in_progress')
-RETURNING {_COLUMNS}
+WHERE {_OPEN_RUN} AND epoch = $3 RETURNING {_COLUMNS}
 """
-_SEIZE_IF_NOT_RENEWED = f"""
-UPDATE slipring_runs SET epoch = epoch + 1, owner = $4, lease_until = $5
-WHERE tenant = $1 AND response_id = $2 AND epoch = $3 AND lease_until = $6
-    AND status IN ('queued', 'in_progress')
-RETURNING {_COLUMNS}
-"""
-_TOUCH = """
+_SEIZE_IF_NOT_RENEWED = _SEIZE.replace("epoch = $3", "epoch = $3 AND lease_until = $6")
+_TOUCH = f"""
 UPDATE slipring_runs SET epoch = epoch
-WHERE tenant = $1 AND response_id = $2 AND epoch = $3 AND lease_until = $4
-    AND status IN ('queued', 'in_progress')
-RETURNING epoch
+WHERE {_OPEN_RUN} AND epoch = $3 AND lease_until = $4 RETURNING epoch
 """
-_END = """
+_END = f"""
 UPDATE slipring_runs SET status = $5, response = $6, last_sequence = $7, epoch = epoch + 1
-WHERE tenant = $1 AND response_id = $2 AND epoch = $3 AND last_sequence = $4
-    AND status IN ('queued', 'in_progress')
-RETURNING epoch
+WHERE {_OPEN_RUN} AND epoch = $3 AND last_sequence = $4 RETURNING epoch
 """
 # What is kept: an open run, and one that has ended until it expires.
 _KEPT = "(expires_at > $3 OR status IN ('queued', 'in_progress'))"

@@ -4,16 +4,16 @@
 import math
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 from slipring.base.errors import StartupError
 from slipring.core.chain.state import Positions
 from slipring.core.limits import Limits
-from slipring.protocol.items import Item
 from slipring.stores.conversations import Conversations
 from slipring.stores.databases.database import Database
 from slipring.stores.databases.sqlite import SqliteDatabase
+from slipring.stores.item_references import ItemReferences
 from slipring.stores.keys import Keys
 from slipring.stores.nodes import Cluster
 from slipring.stores.pictures import Pictures
@@ -56,6 +56,7 @@ class Store:
         self.approvals = Approvals(database, expiry)
         self.keys = Keys(database)
         self.cluster = Cluster(database)
+        self.item_references = ItemReferences(self.responses, self.conversations)
 
     @property
     def failed_writes(self) -> int:
@@ -82,28 +83,6 @@ class Store:
 
     async def close(self) -> None:
         await self._database.close()
-
-    async def find_items(
-        self, tenant: str, ids: Iterable[str], conversation_id: str | None = None
-    ) -> dict[str, Item]:
-        """Return what references to these ids mean, by id: an item of a stored response to which the server
-        gave the id, else the item of this conversation, else the only item with that id in stored responses
-        and conversations. Ids of no item, and of different ones, are left out."""
-        wanted = list(ids)
-        found = await self.responses.load_items(tenant, wanted)
-        for item_id in wanted:
-            if item_id in found:
-                continue
-            item = None
-            if conversation_id is not None:
-                item = await self.conversations.item(tenant, conversation_id, item_id)
-            if item is None:
-                items = await self.responses.load_named(tenant, item_id)
-                items += await self.conversations.find_items(tenant, item_id)
-                item = items[0] if items and items.count(items[0]) == len(items) else None
-            if item is not None:
-                found[item_id] = item
-        return found
 
 
 KNOWN = "memory, sqlite, sqlite:PATH, postgresql://…"

@@ -15,7 +15,8 @@ from jsonschema import Draft202012Validator
 
 from slipring.base.errors import InvalidRequest
 from slipring.engines.constraints.sample_values import SampleDocument, sample_document
-from slipring.sandbox.sandbox import Sandbox, SandboxLimits
+from slipring.sandbox.pipe_messages import SandboxLimits
+from slipring.sandbox.sandbox import Sandbox
 from tests.engines.fitting import STATES
 
 Json = dict[str, Any]

@@ -230,7 +230,7 @@ async def test_a_quota_may_be_exceeded_between_exchanges(tmp_path: Path) -> None
 async def test_without_the_store_quotas_use_the_last_known_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def spend(spent: object, *, expires_at: float) -> None:
+    async def spend(spent: object) -> None:
         raise Unavailable("The store cannot be reached.")
 
     async with serve_stored(tmp_path) as server:

@@ -50,7 +50,8 @@ class Clock:
             narrow_all(server)
         self._connections = server.service.connections
         self._now = self._connections._clock()
-        self._connections._clock = self._connections.slow_clients._clock = lambda: self._now
+        for watch in (self._connections, self._connections.slow_clients, self._connections.unfinished):
+            watch._clock = lambda: self._now
 
     def pass_by(self, seconds: float) -> None:
         self._now += seconds
@@ -385,7 +386,7 @@ async def test_an_unfinished_message_that_continues_is_waited_for() -> None:
                 clock.pass_by(20)
             await raw.send_frame(CONTINUATION, b'"}')
             assert (await raw.receive_event())["type"] == "response.created"
-            assert not server.service.connections.slow_clients._unfinished
+            assert not server.service.connections.unfinished._unfinished
 
 
 async def test_a_message_that_the_server_does_not_read_has_no_deadline() -> None:

@@ -13,7 +13,8 @@ from slipring.core.checks.verdicts import Subject
 from slipring.safety.source import Findings, SourceFailed
 from slipring.safety.sources.pattern_matching import VALIDATORS
 from slipring.safety.sources.secret_formats import LONGEST, SECRET_FORMATS
-from slipring.sandbox.sandbox import Sandbox, SandboxLimits
+from slipring.sandbox.pipe_messages import SandboxLimits
+from slipring.sandbox.sandbox import Sandbox
 
 _MIB = 2**20
 _MATCHES = "find_matches", "slipring.safety.sources.pattern_matching"

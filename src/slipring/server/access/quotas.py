@@ -11,7 +11,7 @@ Windows are calendar minutes and days in UTC, so that they end for all servers a
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -48,8 +48,6 @@ class _Tally:
         self.key_id = key_id
         self.window = window
         self.ends_at = float((window + 1) * measure.seconds)
-        self.expires_at = self.ends_at + measure.seconds
-        """When its counts may be deleted: one window later, because clocks differ."""
         self.exchanged_at = float("-inf")
         """Time of the last exchange, successful or not."""
         self.used_at = float("-inf")
@@ -72,7 +70,9 @@ class _Tally:
     def unsent(self) -> Usage:
         """The usage that the store does not have yet."""
         window = f"{self._measure.period}:{self.window}"
-        return Usage(self.key_id, window, **{self._measure.unit: self._unsent})
+        # Kept one window longer than it counts, because clocks differ.
+        expires_at = self.ends_at + self._measure.seconds
+        return Usage(self.key_id, window, **{self._measure.unit: self._unsent}, expires_at=expires_at)
 
     def settle(self, sent: Usage, total: Usage) -> None:
         """Record that the store has added ``sent``; usage counted meanwhile stays unsent."""
@@ -161,19 +161,14 @@ class Quotas:
     def _is_stale(self, tally: _Tally) -> bool:
         return self.now() - tally.exchanged_at >= _STALE_S
 
-    async def _exchange(self, tallies: Iterable[_Tally]) -> None:
-        by_expiry: dict[float, list[_Tally]] = {}
-        for tally in tallies:
-            by_expiry.setdefault(tally.expires_at, []).append(tally)
-        for expires_at, group in by_expiry.items():
-            await self._exchange_window(expires_at, group)
-
-    async def _exchange_window(self, expires_at: float, tallies: list[_Tally]) -> None:
+    async def _exchange(self, tallies: list[_Tally]) -> None:
+        if not tallies:
+            return
         unsent = [tally.unsent() for tally in tallies]
         for tally in tallies:
             tally.exchanged_at = self.now()
         try:
-            totals = await self._keys.spend(unsent, expires_at=expires_at)
+            totals = await self._keys.spend(unsent)
         except Unavailable as error:
             if not self._store_is_away:
                 log.warning("quotas use the last known counts: %s", error.message)

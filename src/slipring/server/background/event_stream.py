@@ -56,17 +56,11 @@ class _Follower:
 
     def __init__(self) -> None:
         self.must_leave = asyncio.Event()
-        self._queued_bytes = 0
+        self.queued: list[RunEvent] = []
+        """Events that were read and are not written yet, the latest first."""
 
     def queued_bytes(self) -> int:
-        """Bytes that were read and are not written yet."""
-        return self._queued_bytes
-
-    def queue(self, batch: list[RunEvent]) -> None:
-        self._queued_bytes = sum(len(event.data) for event in batch)
-
-    def dequeue(self, event: RunEvent) -> None:
-        self._queued_bytes -= len(event.data)
+        return sum(len(event.data) for event in self.queued)
 
     def tick(self) -> float:
         return math.inf  # it has no deadlines
@@ -97,12 +91,11 @@ async def _write_all(
             batch = pending.result()
             if batch is None:
                 break
-            follower.queue(batch)
             batch.reverse()
+            follower.queued = batch
             while batch:
-                event = batch.pop()  # from the shared list, so that the generator frees it too
-                await stream.write(translation.named_block(type_of(event.data), event.data))
-                follower.dequeue(event)
+                await stream.write(translation.named_block(type_of(batch[-1].data), batch[-1].data))
+                batch.pop()  # from the shared list, so that the generator frees it too
             pending = asyncio.ensure_future(anext(batches, None))
         await stream.write(translation.DONE)
         await stream.write_eof()

@@ -15,16 +15,14 @@ from typing import Any, cast
 from aiohttp import web
 
 from slipring.base.aiohttp_internals import (
-    DECODED,
     ServerProtocol,
     is_client_fault,
-    is_undecodable,
-    is_undecoded,
     observe_requests,
     protocol_of,
 )
-from slipring.base.errors import ApiError, InvalidJson, InvalidRequest, ServerError
+from slipring.base.errors import ApiError, InvalidRequest, ServerError
 from slipring.protocol.wire import encode
+from slipring.server.connections.content_encodings import refusal_of
 from slipring.server.connections.fair_reading import LARGE_READ_BYTES, FairReading
 from slipring.server.connections.open_connections import Connections
 from slipring.server.connections.tracked_connection import ConnectionState
@@ -50,23 +48,6 @@ class HeadTooLarge(InvalidRequest):
 
     status = 431
     code = "headers_too_large"
-
-
-class UnsupportedEncoding(InvalidRequest):
-    """A body has a content encoding that this server cannot decode."""
-
-    status = 415
-    code = "unsupported_content_encoding"
-
-    def __init__(self) -> None:
-        super().__init__(f"Unsupported Content-Encoding. This server supports: {', '.join(DECODED)}.")
-
-
-class Undecodable(InvalidJson):
-    """A body is not what its content encoding says."""
-
-    def __init__(self) -> None:
-        super().__init__("The request's body cannot be decompressed.")
 
 
 class HttpConnection(ServerProtocol):
@@ -203,7 +184,7 @@ class HttpConnection(ServerProtocol):
         if self._waiting_bytes is not None:
             # Messages that were deflated are counted as they are in memory.
             self.unfinished_bytes = max(self.unfinished_bytes, self._waiting_bytes())
-        self._connections.slow_clients.received(self)
+        self._connections.unfinished.received(self)
 
     def _head_received(self, size_bytes: int) -> None:
         """Count the bytes of a request's head, and refuse one that is too large."""
@@ -235,16 +216,16 @@ class HttpConnection(ServerProtocol):
         """A ping or a pong was read: its bytes are not part of the message that is being received."""
         self.unfinished_bytes -= payload_bytes + _CONTROL_HEAD_BYTES
         if self.unfinished_bytes <= 0:
-            self._connections.slow_clients.completed(self)
+            self._connections.unfinished.completed(self)
 
     def message_received(self) -> None:
         """A whole message was read."""
-        self._connections.slow_clients.completed(self)
+        self._connections.unfinished.completed(self)
         if self._is_refused:
             return
         if self._waiting_bytes is not None and (waiting := self._waiting_bytes()):
             self.unfinished_bytes = waiting  # those behind it may have been inflated just now
-            self._connections.slow_clients.received(self)
+            self._connections.unfinished.received(self)
 
     def queue_grew(self) -> None:
         """The outgoing queue has exceeded its limit."""
@@ -312,10 +293,8 @@ class HttpConnection(ServerProtocol):
         if status != 400:
             self.log_exception("a request failed unexpectedly", exc_info=exc)
             error: ApiError = ServerError()
-        elif is_undecoded(exc):
-            error = UnsupportedEncoding()
-        elif is_undecodable(exc):
-            error = Undecodable()
+        elif (refusal := refusal_of(exc)) is not None:
+            error = refusal
         else:
             error = InvalidRequest("The request is not valid HTTP.", code="invalid_http")
         response = error_response(error)

@@ -3,7 +3,8 @@
 The head of a request that has begun must be complete within ``header_timeout_s``. Connections that have not
 sent a valid key are *anonymous*: they may take up only a share of all connections, and the one that has
 waited longest is closed to make room for the next. The cost does not grow with the number of idle
-connections. ``slow_clients`` watches those that do not read, or send bit by bit.
+connections. ``slow_clients`` watches those that do not read, ``unfinished_messages`` those that send bit by
+bit.
 
 File descriptors bound the number of connections too. A server without a free descriptor can neither accept a
 client nor reach its engine or its store. So the soft limit is raised to the hard one, and some descriptors
@@ -19,6 +20,7 @@ from slipring.core.byte_ledger import Ledger
 from slipring.core.limits import Limits
 from slipring.server.connections.slow_clients import SlowClients
 from slipring.server.connections.tracked_connection import ConnectionState, DropReason, TrackedConnection
+from slipring.server.connections.unfinished_messages import UnfinishedMessages
 
 log = logging.getLogger("slipring")
 
@@ -53,7 +55,8 @@ class Connections:
         self._exhausted_at: float | None = None
         self.dropped: Counter[DropReason] = Counter()
         """Connections that were closed because of their client, by reason."""
-        self.slow_clients = SlowClients(limits, requests, clock, self._known, self._drop, self.dropped)
+        self.slow_clients = SlowClients(limits, clock, self._known, self._drop)
+        self.unfinished = UnfinishedMessages(limits, requests, clock, self._known, self.dropped)
         self.unread = self.slow_clients.unread
         """Counts the bytes that clients have not read."""
 
@@ -91,7 +94,8 @@ class Connections:
         self._leave_queue(connection)
         connection.state = ConnectionState.SERVING
         self._count(connection.tenant, -1)
-        self.slow_clients.closed(connection)
+        self.slow_clients.resumed(connection)
+        self.unfinished.completed(connection)
 
     def identify(self, connection: TrackedConnection, tenant: str, *, alone: bool) -> None:
         """Count a connection as one of ``tenant``, whose key it has sent. Raises if the server or the tenant
@@ -206,3 +210,4 @@ class Connections:
                 self.closed(connection)
                 connection.expire()
         self.slow_clients.tick()
+        self.unfinished.tick()

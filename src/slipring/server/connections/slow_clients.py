@@ -1,18 +1,12 @@
-"""Clients that are too slow: those that do not read what they are sent, or send a message bit by bit.
+"""Clients that do not read what they are sent.
 
-Two things are tracked, for HTTP and WebSockets alike, at a cost that does not grow with the number of idle
-connections:
-
-- *Unread*: connections with bytes that their client has not read: more than a few KiB, or the end of a
-  response. The client must read some within every ``send_timeout_s``. The bytes are counted per tenant and in
-  total; above a limit the connection that has been unread longest is closed.
-- *Unfinished*: WebSocket messages that have arrived in part. More must arrive within every
-  ``body_timeout_s`` in which the server reads, and the bytes are counted with those of other requests.
-  ``request_bodies`` applies the same to the bodies of requests.
+Connections are tracked that have bytes which their client has not read: more than a few KiB, or the end of a
+response. The client must read some within every ``send_timeout_s``. The bytes are counted per tenant and in
+total; above a limit the connection that has been unread longest is closed. The cost does not grow with the
+number of idle connections. ``unfinished_messages`` watches those that send bit by bit.
 """
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Set
 
 from slipring.core.byte_ledger import Ledger
@@ -24,11 +18,7 @@ log = logging.getLogger("slipring")
 PROGRESS_BYTES = 4096
 """Bytes that a client has to read or send within a deadline to get another one. A client that does less
 keeps memory in use on purpose."""
-_CHARGE_STEP_BYTES = 64 * 1024
-"""Unfinished messages are counted in steps of this size: most are complete before the first step."""
-_NO_TENANT = ""
-_MESSAGE_TIMEOUT, _TOO_MUCH = 1008, 1013
-"""Close codes: policy violation; try again later."""
+NO_TENANT = ""
 
 
 class _Unread:
@@ -46,49 +36,28 @@ class _Unread:
         self.since = clock
 
 
-class _Unfinished:
-    """A message that is being received."""
-
-    __slots__ = ("charged", "seen", "since", "tenant")
-
-    def __init__(self, tenant: str, clock: float) -> None:
-        self.tenant = tenant
-        self.charged = 0
-        self.seen = 0
-        """Bytes that had arrived when the deadline was last extended."""
-        self.since = clock
-
-
 class SlowClients:
-    """Watches the open connections of one process, and drops those whose clients are too slow."""
+    """Watches the open connections of one process, and drops those whose clients do not read."""
 
     def __init__(
         self,
         limits: Limits,
-        requests: Ledger,
         clock: Callable[[], float],
         known: Set[TrackedConnection],
         drop: Callable[[TrackedConnection, DropReason], None],
-        dropped: Counter[DropReason],
     ) -> None:
-        """``requests``: counts the bytes of requests. ``known``: the open connections. ``drop``: closes one
-        at once. ``dropped``: counts those that are closed otherwise."""
+        """``known``: the open connections. ``drop``: closes one at once."""
         self.unread = Ledger(limits.tenant_unread_bytes, limits.unread_bytes)
         self._limits = limits
-        self._requests = requests
         self._clock = clock
         self._known = known
         self._drop = drop
-        self._dropped = dropped
         self._unread: dict[TrackedConnection, _Unread] = {}
-        self._unfinished: dict[TrackedConnection, _Unfinished] = {}
-
-    # Clients that do not read.
 
     def watch(self, connection: TrackedConnection) -> None:
         """Check with every tick whether the client reads what was written."""
         if connection in self._known and connection not in self._unread:
-            tenant = connection.tenant or _NO_TENANT
+            tenant = connection.tenant or NO_TENANT
             self._unread[connection] = _Unread(tenant, connection.undelivered_bytes, self._clock())
 
     def paused(self, connection: TrackedConnection) -> None:
@@ -125,49 +94,12 @@ class SlowClients:
         )
         self._drop(connection, "unread")
 
-    # Clients that do not finish a message.
-
-    def received(self, connection: TrackedConnection) -> None:
-        """More of a WebSocket message has arrived."""
-        if connection not in self._known:
-            return
-        unfinished = self._unfinished.get(connection)
-        if unfinished is None:
-            tenant = connection.tenant or _NO_TENANT
-            unfinished = self._unfinished[connection] = _Unfinished(tenant, self._clock())
-        more = connection.unfinished_bytes - unfinished.charged
-        if more < _CHARGE_STEP_BYTES:
-            return
-        if self._requests.fits_tenant(unfinished.tenant, more) and self._requests.fits(more):
-            self._requests.add(unfinished.tenant, more)
-            unfinished.charged += more
-            return
-        self._dropped["message_memory"] += 1
-        self.completed(connection)
-        connection.refuse_message(_TOO_MUCH, "too many unfinished messages")
-
-    def completed(self, connection: TrackedConnection) -> None:
-        """The message is complete, or is not received any further."""
-        connection.unfinished_bytes = 0
-        unfinished = self._unfinished.pop(connection, None)
-        if unfinished is not None and unfinished.charged:
-            self._requests.remove(unfinished.tenant, unfinished.charged)
-
-    # Deadlines.
-
-    def closed(self, connection: TrackedConnection) -> None:
-        """A connection is closed: count it no longer."""
-        self.resumed(connection)
-        self.completed(connection)
-
     def tick(self) -> None:
         """Drop the clients that have exceeded a deadline."""
         clock = self._clock()
         for connection in list(self._unread):
             if connection in self._unread:  # measuring one may have closed others
                 self._check_unread(connection, clock)
-        for connection in list(self._unfinished):
-            self._check_unfinished(connection, clock)
 
     def _check_unread(self, connection: TrackedConnection, clock: float) -> None:
         if not connection.unsent_bytes:
@@ -184,12 +116,3 @@ class SlowClients:
             self._drop(connection, "unread")
         else:
             self.measure(connection)
-
-    def _check_unfinished(self, connection: TrackedConnection, clock: float) -> None:
-        unfinished, size = self._unfinished[connection], connection.unfinished_bytes
-        if size - unfinished.seen >= PROGRESS_BYTES or connection.is_reading_paused:
-            unfinished.seen, unfinished.since = size, clock
-        if clock - unfinished.since > self._limits.body_timeout_s:
-            self._dropped["message_timeout"] += 1
-            self.completed(connection)
-            connection.refuse_message(_MESSAGE_TIMEOUT, "message timeout")

@@ -38,8 +38,9 @@ from slipring.server.endpoints.replies import (
 from slipring.server.endpoints.responses import Responses, count_tokens
 from slipring.server.observation.health import StoreHealth, health_of, readiness_of
 from slipring.server.service import Service, shutting_down
-from slipring.server.transports import echo
+from slipring.server.transports import conformance_echo
 from slipring.server.transports.websocket import WebSocketConnection, serve_websocket
+from slipring.server.transports.websocket_upgrade import UPGRADE_HEADERS, UpgradeRequired, asks_for_upgrade
 
 log = logging.getLogger("slipring")
 
@@ -52,19 +53,12 @@ _HINTS = {
 """By path prefix, why a path below it does not exist. POST /v1/chat/completions is what to use instead."""
 
 
-class UpgradeRequired(InvalidRequest):
-    """A request without an upgrade to a WebSocket. Clients fall back to HTTP when they get this status."""
-
-    status = 426
-    code = "upgrade_required"
-
-
 def build_app(service: Service, background: Background) -> web.Application:
     """The application with all endpoints of a server."""
     app = web.Application(middlewares=[_answering_errors(service)])
     responses = Responses(background)
     endpoints: list[tuple[str, str, _Endpoint]] = [
-        ("GET", "/responses", _open_socket),
+        ("GET", "/responses", serve_websocket),
         ("POST", "/responses", responses.create),
         ("POST", "/responses/compact", compact),
         ("POST", "/responses/input_tokens", count_tokens),
@@ -90,7 +84,7 @@ def build_app(service: Service, background: Background) -> web.Application:
         ("GET", "/models/{model:.+}", _show_model),
     ]
     if service.config.echo:
-        endpoints.append(("GET", echo.PATH, _open_echo))
+        endpoints.append(("GET", conformance_echo.PATH, conformance_echo.echo))
     for method, path, endpoint in endpoints:
         handler = _authenticated(service, endpoint)
         for prefix in ("/v1", ""):
@@ -197,7 +191,7 @@ def _refuse(
     if connection_of(request).is_surplus:
         response.force_close()
     if response.status == UpgradeRequired.status:
-        response.headers.update({"Upgrade": "websocket", "Connection": "Upgrade"})
+        response.headers.update(UPGRADE_HEADERS)
     return response
 
 
@@ -227,7 +221,7 @@ def _translate(refusal: web.HTTPException, request: web.Request) -> ApiError:
         error: ApiError = InvalidRequest(
             f"{request.method} is not allowed on {request.path}.", code="method_not_allowed"
         )
-    elif _asks_for_socket(request):
+    elif asks_for_upgrade(request):
         error = InvalidRequest("The handshake of the WebSocket is not valid.", code="invalid_request")
     else:
         error = InvalidRequest(f"The request is not valid: {refusal.reason}.", code="invalid_request")
@@ -244,22 +238,6 @@ def _hint(path: str) -> str:
         if inner == prefix or inner.startswith(f"{prefix}/"):
             return f". {reason}: use POST /v1/chat/completions."
     return ""
-
-
-async def _open_socket(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
-    if not _asks_for_socket(request):
-        raise UpgradeRequired("This endpoint takes POST, or GET with an upgrade to a WebSocket.")
-    return await serve_websocket(service, request, caller)
-
-
-async def _open_echo(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
-    if not _asks_for_socket(request):
-        raise UpgradeRequired("This endpoint takes GET with an upgrade to a WebSocket.")
-    return await echo.echo(service, request, caller)
-
-
-def _asks_for_socket(request: web.Request) -> bool:
-    return request.headers.get("Upgrade", "").lower() == "websocket"
 
 
 def _show_parked(service: Service, request: web.Request) -> web.Response:

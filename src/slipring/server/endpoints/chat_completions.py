@@ -11,17 +11,10 @@ from slipring import __version__
 from slipring.base.errors import ApiError, InvalidRequest
 from slipring.protocol.chat_completions.translation import ChatTranslation
 from slipring.server.access.auth import Caller
-from slipring.server.endpoints.forks import Forks
+from slipring.server.endpoints.forks import answer_with_forks
 from slipring.server.service import Service
 from slipring.server.transports.beta_header import retention_of
-from slipring.server.transports.http import (
-    JsonReply,
-    PostedCreate,
-    SseReply,
-    answer,
-    driving,
-    read_posted,
-)
+from slipring.server.transports.http import PostedCreate, answer, read_posted, reply_to
 
 _FINGERPRINT = f"fp_{sha256(__version__.encode()).hexdigest()[:10]}"
 
@@ -29,19 +22,14 @@ _FINGERPRINT = f"fp_{sha256(__version__.encode()).hexdigest()[:10]}"
 async def complete(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
     translation = ChatTranslation(_FINGERPRINT)
     posted = await _read(service, request, caller, translation)
-    reply: JsonReply | SseReply = (
-        SseReply(service, request, posted.stages, translation)
-        if translation.streams
-        else JsonReply(translation)
-    )
+    reply = reply_to(service, request, posted, streams=translation.streams, translation=translation)
     _require_lanes(translation.form.choices, service.config.limits.max_lanes)
     betas = retention_of(request.headers)
     if translation.form.choices == 1:
         return await answer(service, caller, service.open_exchange(caller, betas), reply, posted)
-    session, choices = service.open_session(caller, betas), Forks(reply, translation, posted)
-    async with driving(service, caller, session, reply, posted, choices) as driver:
-        choices.start(driver)
-        return await reply.finished()
+    return await answer_with_forks(
+        service, caller, service.open_session(caller, betas), reply, translation, posted
+    )
 
 
 async def _read(

@@ -7,10 +7,10 @@ from aiohttp import web
 
 from slipring.protocol.decisions.translation import LANES, DecisionTranslation
 from slipring.server.access.auth import Caller
-from slipring.server.endpoints.forks import Forks
+from slipring.server.endpoints.forks import answer_with_forks
 from slipring.server.service import Service
 from slipring.server.transports.beta_header import retention_of
-from slipring.server.transports.http import JsonReply, driving, read_posted
+from slipring.server.transports.http import JsonReply, read_posted
 
 
 async def decide(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
@@ -18,7 +18,4 @@ async def decide(service: Service, request: web.Request, caller: Caller) -> web.
     posted = await read_posted(service, request, caller, translation.read)
     reply = JsonReply(translation)
     session = service.open_session(caller, retention_of(request.headers))
-    forks = Forks(reply, translation, posted)
-    async with driving(service, caller, session, reply, posted, forks) as driver:
-        forks.start(driver)
-        return await reply.finished()
+    return await answer_with_forks(service, caller, session, reply, translation, posted)

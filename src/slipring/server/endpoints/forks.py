@@ -10,16 +10,20 @@ from collections.abc import Awaitable
 from functools import partial
 from typing import Protocol
 
+from aiohttp import web
 from msgspec import UNSET, structs
 
+from slipring.core.session.session import Session
 from slipring.core.turn.stages import Stages
 from slipring.protocol.events import Completed, Error, Event, Failed, ResponseEvent
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.responses import Response, ResponseError, Usage
+from slipring.server.access.auth import Caller
 from slipring.server.clock import clock, now
 from slipring.server.driver import Driver, Sink
 from slipring.server.observation.ended_turns import EndedTurn
-from slipring.server.transports.http import JsonReply, PostedCreate, SseReply
+from slipring.server.service import Service
+from slipring.server.transports.http import JsonReply, PostedCreate, Reply, driving
 
 
 class ForkingTranslation(Protocol):
@@ -35,15 +39,28 @@ class ForkingTranslation(Protocol):
         """An event of a fork, as the client's reply gets it."""
 
 
+async def answer_with_forks(
+    service: Service,
+    caller: Caller,
+    session: Session,
+    reply: Reply,
+    translation: ForkingTranslation,
+    posted: PostedCreate,
+) -> web.StreamResponse:
+    """Run the turns of a request with several answers, and return its HTTP response."""
+    forks = Forks(reply, translation, posted)
+    async with driving(service, caller, session, reply, posted, forks) as driver:
+        forks.start(driver)
+        return await reply.finished()
+
+
 class Forks(Sink):
     """Runs the turns of a request, and passes the events of its forks on to the client's reply."""
 
     _driver: Driver
     """Set by ``start``."""
 
-    def __init__(
-        self, reply: JsonReply | SseReply, translation: ForkingTranslation, posted: PostedCreate
-    ) -> None:
+    def __init__(self, reply: Reply, translation: ForkingTranslation, posted: PostedCreate) -> None:
         self._reply = reply
         self._translation = translation
         self._posted = posted

@@ -15,7 +15,7 @@ from slipring.server.access.auth import Caller
 from slipring.server.endpoints.replies import json_response, request_id_of
 from slipring.server.service import Service
 from slipring.server.transports.beta_header import retention_of
-from slipring.server.transports.http import JsonReply, SseReply, answer, read_posted
+from slipring.server.transports.http import JsonReply, answer, read_posted, reply_to
 
 VERSION_HEADER = "anthropic-version"
 _PATH = re.compile(r"(/v1)?/messages(/|$)")
@@ -43,11 +43,7 @@ def _opens(service: Service, caller: Caller, signature: str) -> bool:
 async def create(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
     translation = MessagesTranslation(request_id_of(request), partial(_opens, service, caller))
     posted = await read_posted(service, request, caller, translation.read, translation.api)
-    reply: JsonReply | SseReply
-    if posted.request.stream:
-        reply = SseReply(service, request, posted.stages, translation)
-    else:
-        reply = JsonReply(translation)
+    reply = reply_to(service, request, posted, streams=bool(posted.request.stream), translation=translation)
     session = service.open_exchange(caller, retention_of(request.headers))
     return await answer(service, caller, session, reply, posted)
 

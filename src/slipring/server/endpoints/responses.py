@@ -25,13 +25,7 @@ from slipring.server.endpoints import paging
 from slipring.server.endpoints.replies import encoded_response, error_reply, json_response
 from slipring.server.service import Service
 from slipring.server.transports.beta_header import of_exchange, retention_of
-from slipring.server.transports.http import (
-    JsonReply,
-    PostedCreate,
-    SseReply,
-    answer,
-    read_posted,
-)
+from slipring.server.transports.http import JsonReply, PostedCreate, answer, read_posted, reply_to
 
 _fields = json.Decoder(dict[str, Raw])
 
@@ -46,8 +40,7 @@ class Responses:
         posted = await read_posted(service, request, caller, RESPONSES.read)
         if posted.request.background is True:
             return await self._create_in_background(request, caller, posted)
-        streams = posted.request.stream
-        reply: JsonReply | SseReply = SseReply(service, request, posted.stages) if streams else JsonReply()
+        reply = reply_to(service, request, posted, streams=bool(posted.request.stream))
         session = service.open_exchange(caller, of_exchange(request.headers))
         return await answer(service, caller, session, reply, posted)
 

@@ -61,14 +61,6 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """The tool that answers a built-in type."""
-
-    target: Target
-    mapping: BuiltinMapping
-
-
-@dataclass(frozen=True)
 class _Registered:
     server: McpServer
     registration: McpRegistration
@@ -110,14 +102,14 @@ class Registry:
             raise ServerRefused(field, "no MCP server with this name is registered here")
         return _target(registered, tool, key)
 
-    def answering(self, kind: BuiltinKind, key: Key | None) -> "Answer | None":
+    def answering(self, kind: BuiltinKind, key: Key | None) -> tuple[Target, BuiltinMapping] | None:
         """The tool that answers a built-in type; None if there is none that the key may use."""
         mapping = self._builtins.get(kind)
         if mapping is None or not _may_use(key, mapping.server):
             return None
         target = _target(self._servers[mapping.server], McpTool(mapping.server), key)
         is_permitted = target.permitted is None or mapping.tool in target.permitted
-        return Answer(target, mapping) if is_permitted else None
+        return (target, mapping) if is_permitted else None
 
     def _find_url(
         self, tool: McpTool, url: str, usable: Mapping[str, _Registered], key: Key | None

@@ -21,24 +21,22 @@ from slipring.core.limits import Limits
 from slipring.mcp.failures import McpFailure, Outcome
 from slipring.mcp.protocol.session import ProgressUpdate
 from slipring.mcp.protocol.tools import Tool
-from slipring.mcp.redaction import Redaction
-from slipring.mcp.servers import HttpServer
+from slipring.mcp.redaction import Redaction, of_results
 from slipring.protocol.definitions import MOST_TOOLS
 from slipring.protocol.hosted.builtin_tools import BuiltinKind
 from slipring.protocol.hosted.hosted_items import CallError, ProtocolError
 from slipring.protocol.hosted.mcp_tools import ListedTool, McpTool, ToolHints, place_of
 from slipring.server.access.auth import Caller
 from slipring.server.clock import clock
-from slipring.server.hosted_tools.call_outcomes import (
+from slipring.server.hosted_tools.call_errors import (
     INTERNAL_ERROR,
     INVALID_ARGUMENTS,
     error_of,
     error_of_list,
-    one_line,
-    outcome_of,
     stated,
 )
 from slipring.server.hosted_tools.permitted_servers import Registry, ServerRefused, Target
+from slipring.server.hosted_tools.result_text import one_line, outcome_of
 from slipring.server.observation.turn_log import plain
 
 if TYPE_CHECKING:
@@ -46,8 +44,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("slipring.tools")
 
-_SHORTEST_CREDENTIAL = 16
-"""Shorter values of headers may be ordinary words, such as the name of a region, and belong in results."""
 _MOST_MESSAGE_CHARS = 1000
 """Of a progress message."""
 _object = msgspec.json.Decoder(dict[str, Raw])
@@ -128,17 +124,13 @@ class ToolRunner:
 
     def answers(self, caller: Caller, kinds: Iterable[BuiltinKind]) -> dict[BuiltinKind, ResolvedBuiltin]:
         """What answers these built-in tools for a caller. Those that nothing answers are left out."""
-        found = {kind: self.registry.answering(kind, caller.key) for kind in kinds}
-        return {
-            kind: ResolvedBuiltin(
-                _resolved(answer.target),
-                answer.mapping.tool,
-                answer.mapping.argument,
-                dict(answer.mapping.fields),
-            )
-            for kind, answer in found.items()
-            if answer is not None
-        }
+        found: dict[BuiltinKind, ResolvedBuiltin] = {}
+        for kind in kinds:
+            if (answer := self.registry.answering(kind, caller.key)) is not None:
+                target, mapping = answer
+                fields = dict(mapping.fields)
+                found[kind] = ResolvedBuiltin(_resolved(target), mapping.tool, mapping.argument, fields)
+        return found
 
     def _find(self, caller: Caller, server: McpTool, tools: Raw | UnsetType) -> Target:
         try:
@@ -156,7 +148,7 @@ class ToolRunner:
             message = f"Error retrieving the tool list of the MCP server '{label}': {stated(failure)}"
             refusal = None if target.goes_on else ExternalConnectorError(message, param="tools")
             return FetchedList(error=error_of_list(failure), refusal=refusal)
-        redaction = _redaction(target)
+        redaction = of_results(target.server, target.credential)
         return FetchedList(
             tuple(
                 _listed(tool, redaction)
@@ -207,7 +199,7 @@ class ToolRunner:
             return _failed(ProtocolError(INVALID_ARGUMENTS, "The arguments are not a JSON object."))
         if target.permitted is not None and call.tool not in target.permitted:
             return _failed(ProtocolError(INVALID_ARGUMENTS, "There is no tool of this name."))
-        redaction = _redaction(target)
+        redaction = of_results(target.server, target.credential)
 
         def on_progress(update: ProgressUpdate) -> None:
             message = None if update.message is None else redaction.text(update.message)[:_MOST_MESSAGE_CHARS]
@@ -259,13 +251,6 @@ def _arguments(text: str) -> bytes | None:
     except (UnicodeEncodeError, msgspec.DecodeError, RecursionError):
         return None
     return encoded
-
-
-def _redaction(target: Target) -> Redaction:
-    """Removes the credentials of request and operator from what a server returns."""
-    server = target.server
-    operator = server.secrets() if isinstance(server, HttpServer) else server.credentials()
-    return Redaction((*target.credential.secrets(), *operator), _SHORTEST_CREDENTIAL)
 
 
 def _listed(tool: Tool, redaction: Redaction) -> ListedTool:

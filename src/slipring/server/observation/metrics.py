@@ -17,7 +17,7 @@ from msgspec import UNSET
 from slipring.engines.base import Engine
 from slipring.observation import live_messages
 from slipring.observation import metric_table as table
-from slipring.observation.bounded_labels import BoundedNames
+from slipring.observation.bounded_labels import BoundedNames, OfferedModels
 from slipring.observation.metric_counts import Reading, Registry, Snapshot, totals
 from slipring.protocol.turn_report import OWN_STAGES, TokenCounts, TurnReport
 from slipring.safety.source_calls import CheckStatus, FailureKind
@@ -47,13 +47,13 @@ class Metrics:
         self._shows_tenants = service.config.metrics_tenants > 0
         self._safety_ids = BoundedNames(service.config.metrics_safety_ids)
         self._shows_safety_ids = service.config.metrics_safety_ids > 0
-        self._models: dict[str, str] = {}
+        self._models = OfferedModels()
 
     def start(self, lag: LoopLag) -> None:
         """Count turns, commits and the lag of the event loop from now on. The engines must have started."""
         catalog = self._service.catalog
         names = [model.name for model in catalog]
-        self._models = {name: name for name in names} | catalog.aliases
+        self._models = OfferedModels(names, catalog.aliases)
         for model in (*names, table.OTHER):
             self._begin_at_zero(model)
         self._service.turn_observers.append(self.observe)
@@ -95,7 +95,7 @@ class Metrics:
     def observe(self, turn: EndedTurn) -> None:
         """Count a turn that has ended."""
         report, transport = turn.report, turn.origin.transport
-        model = table.OTHER if report.model is UNSET else self._models.get(report.model, table.OTHER)
+        model = self._models.of(report.model)
         self._counter(table.TURNS)[model, report.status, transport, turn.origin.api] += 1
         self._counter(table.REQUEST_BYTES)[transport,] += report.request_bytes
         self._histogram(table.TURN_SECONDS).observe((model, report.status), report.total_ms / 1000)

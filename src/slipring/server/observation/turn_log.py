@@ -107,6 +107,11 @@ class TerminalFormatter(logging.Formatter):
         return super().format(record)
 
 
+def formatter(line: str, *, is_terminal: bool) -> logging.Formatter:
+    """Formats log lines: those of turns are short on a terminal, and have all fields elsewhere."""
+    return (TerminalFormatter if is_terminal else logging.Formatter)(line)
+
+
 def _stage_times(report: TurnReport) -> dict[str, float]:
     """Milliseconds by stage; a rollout goes through some stages several times."""
     times: dict[str, float] = {}

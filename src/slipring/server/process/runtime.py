@@ -13,7 +13,7 @@ def set_up_logging(level: str, *, names_process: bool = False) -> None:
     process = "[%(process)d] " if names_process else ""
     line = f"%(asctime)s %(levelname)s {process}%(name)s %(message)s"
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter((turn_log.TerminalFormatter if sys.stderr.isatty() else logging.Formatter)(line))
+    handler.setFormatter(turn_log.formatter(line, is_terminal=sys.stderr.isatty()))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     if level.upper() != "DEBUG":
         # The HTTP library of the model hub's client logs every request.

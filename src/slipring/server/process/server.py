@@ -23,7 +23,7 @@ from slipring.engines.catalog import Catalog, Entry, open_engine, position_codec
 from slipring.engines.tokens.tokenizer_threads import TokenizerThreads
 from slipring.protocol.items import Effort
 from slipring.server.access.auth import require_keys
-from slipring.server.access.seal_keys import open_seal
+from slipring.server.access.content_encryption import open_seal
 from slipring.server.admin.listener import AdminListener
 from slipring.server.admin.live_view import LiveView, ServerSource
 from slipring.server.background.runs import Background

@@ -65,7 +65,7 @@ async def read_posted(
 
 
 async def answer(
-    service: Service, caller: Caller, session: Session, reply: "JsonReply | SseReply", posted: PostedCreate
+    service: Service, caller: Caller, session: Session, reply: "Reply", posted: PostedCreate
 ) -> web.StreamResponse:
     """Run the single turn of a session and return its HTTP response. What it continues is in the store."""
     async with driving(service, caller, session, reply, posted) as driver:
@@ -78,7 +78,7 @@ async def driving(
     service: Service,
     caller: Caller,
     session: Session,
-    reply: "JsonReply | SseReply",
+    reply: "Reply",
     posted: PostedCreate,
     sink: Sink | None = None,
 ) -> AsyncIterator[Driver]:
@@ -262,10 +262,25 @@ class SseReply(Sink):
         return waiting
 
 
+Reply = JsonReply | SseReply
+
+
+def reply_to(
+    service: Service,
+    request: web.Request,
+    posted: PostedCreate,
+    *,
+    streams: bool,
+    translation: Translation = RESPONSES,
+) -> Reply:
+    """What answers a create: a stream, or one body."""
+    return SseReply(service, request, posted.stages, translation) if streams else JsonReply(translation)
+
+
 class _HttpExchange(Exchange):
     """The client of a POST: its reply sends something when a stream has been silent for long."""
 
-    def __init__(self, driver: Driver, reply: JsonReply | SseReply) -> None:
+    def __init__(self, driver: Driver, reply: Reply) -> None:
         super().__init__(driver)
         self.reply = reply
 

@@ -29,6 +29,7 @@ from slipring.server.request_decoding import LARGE_BYTES
 from slipring.server.service import Service
 from slipring.server.transports.beta_header import of_socket
 from slipring.server.transports.outbox import Outbox, run_until_waiting
+from slipring.server.transports.websocket_upgrade import require_upgrade
 
 CLOSE_TIMEOUT_S = 5.0
 """How long the closing handshake may take, everything that is queued included."""
@@ -218,7 +219,14 @@ class WebSocketConnection(Outbox):
         self.discard()
         self._socket.before_close = None
         self.driver.run(self.driver.session.leave(now()))
-        self._park()
+        session = self.driver.session
+        self.driver.service.parking.park(
+            session.tenant,
+            session.detach_cache(),
+            now(),
+            closed_by_client=self._client_closed,
+            keeps_nothing=self._betas.keeps_nothing,
+        )
         await self.driver.stop()
         if self._closing is not None:
             await asyncio.wait([self._closing])  # bounded in time
@@ -226,14 +234,6 @@ class WebSocketConnection(Outbox):
         if transport is not None and transport.get_write_buffer_size():
             # Give the rest some time to arrive, but do not keep the socket open forever.
             asyncio.get_running_loop().call_later(CLOSE_TIMEOUT_S, transport.abort)
-
-    def _park(self) -> None:
-        """Keep the cache for a client that may reconnect: one that was cut off or asked to reconnect, and has
-        not closed the socket itself."""
-        if self._client_closed or self._betas.keeps_nothing:
-            return
-        session, parking = self.driver.session, self.driver.service.parking
-        parking.park(session.tenant, session.detach_cache(), now())
 
     # A client of the server.
 
@@ -303,6 +303,7 @@ class WebSocketConnection(Outbox):
 
 async def serve_websocket(service: Service, request: web.Request, caller: Caller) -> web.WebSocketResponse:
     """Accept a WebSocket and serve it until the connection ends."""
+    require_upgrade(request, others="POST, or ")
     socket = new_socket(service.config)
     service.sockets += 1
     try:

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -80,15 +80,17 @@ class Database(ABC):
     """Called with the seconds that each write took, from the call to the commit."""
     failed_writes: int = 0
     """Writes that raised ``Unavailable``."""
-    _read_trouble: str | None = None
-    _write_trouble: str | None = None
     _shortage: str | None = None
+
+    def __init__(self) -> None:
+        self._troubles: dict[str, str] = {}
+        """Why the last write failed, and the last read, if it did."""
 
     @property
     def trouble(self) -> str | None:
         """Why the last write failed, else why the last read did, else why the next write may; None if nothing
         is known to be wrong. A disk that is full can still be read."""
-        return self._write_trouble or self._read_trouble or self._shortage
+        return self._troubles.get("writing") or self._troubles.get("reading") or self._shortage
 
     @abstractmethod
     async def start(self) -> None:
@@ -100,14 +102,7 @@ class Database(ABC):
 
     async def read(self, sql: str, *args: Any) -> list[Row]:
         """Return the rows of a query."""
-        try:
-            rows = await self._read(sql, args)
-        except Unavailable as error:
-            self._read_trouble = self._note_failure("reading", self._read_trouble, error)
-            raise
-        self._note_success("reading", self._read_trouble)
-        self._read_trouble = None
-        return rows
+        return await self._noted("reading", self._read(sql, args))
 
     async def try_out(self) -> None:
         """Read and write something that changes nothing, so that ``trouble`` is up to date."""
@@ -131,28 +126,27 @@ class Database(ABC):
         """
         called_at = time.perf_counter()
         try:
-            rows = await self._write(statements)
-        except Unavailable as error:
+            rows = await self._noted("writing", self._write(statements))
+        except Unavailable:
             self.failed_writes += 1
-            self._write_trouble = self._note_failure("writing", self._write_trouble, error)
             raise
-        self._note_success("writing", self._write_trouble)
-        self._write_trouble = None
         if self.on_commit is not None:
             self.on_commit(time.perf_counter() - called_at)
         return rows
 
-    def _note_failure(self, what: str, trouble: str | None, error: Unavailable) -> str:
-        """Log the error unless the failure before had the same reason; return the reason."""
-        if not isinstance(error, Unusable):
-            return error.message
-        if error.reason != trouble:
-            log.error("store %s: %s fails: %s", self.name, what, error.detail)
-        return error.reason
-
-    def _note_success(self, what: str, trouble: str | None) -> None:
-        if trouble is not None:
+    async def _noted(self, what: str, work: Coroutine[Any, Any, _T]) -> _T:
+        """Do work, and note whether it fails. A failure is logged if the one before had another reason."""
+        try:
+            done = await work
+        except Unavailable as error:
+            reason = error.reason if isinstance(error, Unusable) else error.message
+            if isinstance(error, Unusable) and reason != self._troubles.get(what):
+                log.error("store %s: %s fails: %s", self.name, what, error.detail)
+            self._troubles[what] = reason
+            raise
+        if self._troubles.pop(what, None) is not None:
             log.warning("store %s: %s works again", self.name, what)
+        return done
 
     @abstractmethod
     async def _read(self, sql: str, args: Sequence[Any]) -> list[Row]:

@@ -78,6 +78,7 @@ class PostgresDatabase(Database):
     is_shared = True
 
     def __init__(self, url: str) -> None:
+        super().__init__()
         self._url = url
         self._pool: asyncpg.Pool[asyncpg.Record] | None = None
         self._is_closed = False

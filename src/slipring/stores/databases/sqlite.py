@@ -100,6 +100,7 @@ class SqliteDatabase(Database):
         until it is on the disk. If not, the file is consistent whatever happens, and has every commit after
         the process dies, but may lack the last ones after the machine does.
         """
+        super().__init__()
         self._path = path
         self._creates_directory = creates_directory
         self._is_synced = is_synced

@@ -2,7 +2,7 @@
 /** The panels about the server: totals, engines with their slots and loops, memory, parked sessions, processes. */
 
 import { copyButton, h } from "./dom.js";
-import { MOST_VALUES } from "./history.js";
+import { MOST_VALUES } from "./rates.js";
 import { outcomeOf, statusBadge } from "./turns.js";
 import { count, counted, duration, lasting, percent, rate, shortId, size } from "./units.js";
 

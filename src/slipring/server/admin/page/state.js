@@ -4,7 +4,7 @@
  * is bounded: turns for each lane and in all, closed connections, and the history of the counters.
  */
 
-import { History } from "./history.js";
+import { History } from "./rates.js";
 import { roundedKey, turnOf } from "./turns.js";
 
 const MOST_IN_A_LANE = 240;

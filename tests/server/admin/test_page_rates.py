@@ -12,7 +12,7 @@ from slipring.commands.bench.report import drawing
 
 pytest.importorskip("quickjs")
 _ENTRY = """
-import { History } from "./history.js";
+import { History } from "./rates.js";
 globalThis.draw = ({ calls }) => {
   const history = new History();
   for (const [name, ...values] of calls) history[name](...values);
@@ -36,7 +36,7 @@ class Seen(msgspec.Struct):
 
 
 def seen(tmp_path: Path, calls: list[list[Any]]) -> Seen:
-    shutil.copy(Path(slipring.server.admin.__file__).parent / "page" / "history.js", tmp_path)
+    shutil.copy(Path(slipring.server.admin.__file__).parent / "page" / "rates.js", tmp_path)
     entry = tmp_path / "entry.js"
     entry.write_text(_ENTRY)
     return msgspec.json.decode(drawing.still(entry, {"calls": calls}), type=Seen)

@@ -11,12 +11,14 @@ from slipring.server.access.auth import Caller
 from slipring.server.connections.client_connection import connection_of
 from slipring.server.service import Service
 from slipring.server.transports.websocket import answer_close, new_socket, text_head
+from slipring.server.transports.websocket_upgrade import require_upgrade
 
 PATH = "/slipring/echo"
 
 
 async def echo(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
     """Send back every message until the client disconnects."""
+    require_upgrade(request)
     socket = new_socket(service.config)
     service.sockets += 1
     try:

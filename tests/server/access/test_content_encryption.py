@@ -7,7 +7,7 @@ import pytest
 from slipring.base.errors import StartupError
 from slipring.core.chain.sealed_items import BrokenSeal
 from slipring.protocol.items import Item, user_message
-from slipring.server.access.seal_keys import KeyedSeal, new_key, open_seal, read_keys
+from slipring.server.access.content_encryption import KeyedSeal, new_key, open_seal, read_keys
 from slipring.stores.store import Store
 
 ITEMS = (user_message("one"), Item(type="reasoning", raw=b'{"type":"reasoning","id":"rs_1"}', id="rs_1"))

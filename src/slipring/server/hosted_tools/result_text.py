@@ -1,4 +1,4 @@
-"""What models and clients get of a call: the text of a result, or the error."""
+"""What models and clients read of the result of a call."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -9,16 +9,6 @@ from msgspec import Raw
 from slipring.base.errors import InvalidRequest
 from slipring.core.attachment_rules import AttachmentRules
 from slipring.core.hosted.tools import CallOutcome
-from slipring.mcp.failures import (
-    ConnectionLost,
-    HttpRejected,
-    McpFailure,
-    Outcome,
-    ProtocolFailure,
-    RequestRefused,
-    TimedOut,
-    Unreachable,
-)
 from slipring.mcp.protocol.tools import (
     AudioContent,
     ContentBlock,
@@ -29,13 +19,9 @@ from slipring.mcp.protocol.tools import (
     ToolResult,
 )
 from slipring.mcp.redaction import Redaction
-from slipring.protocol.hosted.hosted_items import CallError, HttpError, ProtocolError, ToolError
+from slipring.protocol.hosted.hosted_items import ToolError
 from slipring.protocol.pictures.item_pictures import Picture, described, picture_of
 
-INVALID_ARGUMENTS = -32602
-_REFUSED = -32600
-INTERNAL_ERROR = -32603
-_BAD_GATEWAY, _GATEWAY_TIMEOUT = 502, 504
 _MOST_IMAGES = 16
 """Of one result. Others are named."""
 _ONE_LINE = bytes.maketrans(b"\r\n", b"  ")
@@ -55,46 +41,13 @@ def outcome_of(
     ``rules``: of the model that reads it; None: it sees no images."""
     if not result.is_error:
         shown = _shown_images(result, rules)
-        text = _cut(redaction.text(_text(result, shown)), most_chars)
+        text = cut(redaction.text(_text(result, shown)), most_chars)
         return CallOutcome(output=text, pictures=tuple(url for url, _ in shown.values()))
     content = _blocks(result)
     if len(content) > most_chars:
-        whole = TextContent(_cut(redaction.text(_text(result, {})), most_chars))
+        whole = TextContent(cut(redaction.text(_text(result, {})), most_chars))
         content = b"[" + _shown(msgspec.json.encode(whole)) + b"]"
     return CallOutcome(error=ToolError(content=one_line(redaction.json(content))))
-
-
-def error_of(failure: McpFailure, most_chars: int) -> CallError:
-    """A failed call as the API shows it. The message has no secrets: the MCP client has removed them."""
-    if isinstance(failure, ProtocolFailure):
-        return ProtocolError(failure.code, _cut(failure.message, most_chars))
-    unknown = " Outcome unknown: the call may have run." if failure.outcome is Outcome.UNKNOWN else ""
-    return _error(failure, stated(failure) + unknown)
-
-
-def error_of_list(failure: McpFailure) -> CallError:
-    """A list that could not be fetched, as the API shows it."""
-    return _error(failure, stated(failure))
-
-
-def _error(failure: McpFailure, message: str) -> CallError:
-    if isinstance(failure, HttpRejected):
-        return HttpError(failure.status, message)
-    if isinstance(failure, TimedOut):
-        return HttpError(_GATEWAY_TIMEOUT, message)
-    if isinstance(failure, Unreachable | ConnectionLost):
-        return HttpError(_BAD_GATEWAY, message)
-    if isinstance(failure, ProtocolFailure):
-        return ProtocolError(failure.code, message)
-    return ProtocolError(_REFUSED if isinstance(failure, RequestRefused) else INTERNAL_ERROR, message)
-
-
-def stated(failure: McpFailure) -> str:
-    """A failure as a sentence, without the text of the server, which is not for everybody who may list its
-    tools."""
-    if isinstance(failure, ProtocolFailure):
-        return f"The MCP server answered with error {failure.code}."
-    return f"{failure.message[:1].upper()}{failure.message[1:]}."
 
 
 def _shown_images(result: ToolResult, rules: AttachmentRules | None) -> dict[int, tuple[str, Picture]]:
@@ -167,7 +120,7 @@ def _shown(raw: bytes | Raw) -> bytes:
     return msgspec.json.encode({**fields, **added})
 
 
-def _cut(text: str, most: int) -> str:
+def cut(text: str, most: int) -> str:
     if len(text) <= most:
         return text
     return f"{text[:most]}\n[cut off: {len(text) - most} more characters]"
