@@ -27,7 +27,7 @@ from slipring.core.generation import (
 )
 from slipring.engines.base import Level
 from slipring.engines.constraints.answer_constraint import Constraint
-from slipring.engines.constraints.answer_form import may_be_constrained
+from slipring.engines.constraints.answer_requirements import may_be_constrained
 from slipring.engines.constraints.server_support import TRIED_TOKENS, ServerConstraints
 from slipring.engines.job_queue import Ticket
 from slipring.engines.remote.affinity import affinity_key, branch_keys
