@@ -141,7 +141,8 @@ class ConnectionPool:
 
 async def _connect(host: str, port: int) -> socket.socket:
     """A socket that is connected to the first address of a host that answers. The next one is tried when one
-    fails or takes long: a host may have addresses that cannot be reached from here."""
+    fails or takes long: a host may have addresses that cannot be reached from here, and uvloop would wait for
+    each of them in turn."""
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     untried = _interleaved(found)
