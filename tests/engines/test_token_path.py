@@ -51,7 +51,7 @@ class Ceiling(NamedTuple):
     turn_modules: int
 
 
-CEILINGS = {"vllm": Ceiling(8, 14, 90), "chat": Ceiling(6, 13, 72)}
+CEILINGS = {"vllm": Ceiling(8, 14, 91), "chat": Ceiling(6, 13, 73)}
 
 
 class Calls:
