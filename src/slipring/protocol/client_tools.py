@@ -2,10 +2,11 @@
 outputs.
 """
 
+from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType, structs
 
 from slipring.base.errors import UnsupportedParameter
 from slipring.protocol import wire
@@ -386,6 +387,51 @@ _DESCRIPTIONS: dict[ClientKind, str] = {
     "computer": f"Does actions, one after the other, {_COMPUTER}",
     "computer_use_preview": f"Does one action {_COMPUTER}",
 }
+
+
+class _Program(Struct):
+    """The arguments of ``local_shell`` as a model writes them."""
+
+    command: list[str]
+    working_directory: str | None = None
+    timeout_ms: int | None = None
+
+
+class _Actions(Struct):
+    """The arguments of ``computer`` as a model writes them."""
+
+    actions: list[ComputerAction]
+
+
+class _OneAction(Struct):
+    """The arguments of ``computer_use_preview`` as a model writes them."""
+
+    action: ComputerAction
+
+
+_shell: msgspec.json.Decoder[ShellAction] = msgspec.json.Decoder(ShellAction)
+_program = msgspec.json.Decoder(_Program)
+_operation: msgspec.json.Decoder[FileOperation] = msgspec.json.Decoder(FileOperation)
+_actions = msgspec.json.Decoder(_Actions)
+_one_action = msgspec.json.Decoder(_OneAction)
+_WRITTEN: dict[ClientKind, Callable[[str], dict[str, Any]]] = {
+    "shell": lambda written: {"action": _shell.decode(written)},
+    "local_shell": lambda written: {
+        "action": LocalShellAction(**structs.asdict(_program.decode(written))),
+    },
+    "apply_patch": lambda written: {"operation": _operation.decode(written)},
+    "computer": lambda written: structs.asdict(_actions.decode(written)),
+    "computer_use_preview": lambda written: structs.asdict(_one_action.decode(written)),
+}
+
+
+def read_call(kind: ClientKind, arguments: str) -> dict[str, Any] | None:
+    """The fields that the item of a call has for arguments that a model wrote; None if these are not in the
+    form of the tool."""
+    try:
+        return _WRITTEN[kind](arguments)
+    except (ValueError, RecursionError):
+        return None
 
 
 def kind_of(tool: ClientTool) -> ClientKind:

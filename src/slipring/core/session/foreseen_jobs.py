@@ -10,14 +10,11 @@ from slipring.protocol.tools import Offer
 
 
 def after(turn: Turn, state: ResponseState, models: Models) -> Job | None:
-    """What will probably continue a response that has just ended, up to the user's message, if the model's
-    template writes the answers before that anew; None if nothing is certain. After a request for approval,
-    the client answers with something else than a message."""
+    """What will probably continue a response that has just ended, up to the user's message; None if nothing
+    is certain. After a request for approval, the client answers with something else than a message."""
     if state.response.status != "completed" or state.carry.approvals or turn.asked.request.warms_up:
         return None
     try:
-        if not models.find(state.response.model).rewrites_answers:
-            return None
         return continuing(state, turn.asked.tenant, models)
     except ApiError:
         return None  # its model is not served any more

@@ -8,6 +8,7 @@ became ready.
 from collections.abc import Iterator
 
 from slipring.base.errors import OVERLOAD_RETRY_S, LaneLimitReached, RateLimited
+from slipring.core.chain.state import ResponseState
 from slipring.core.chain.state_cache import ConnectionCache
 from slipring.core.limits import Limits
 from slipring.core.turn.turn import Turn
@@ -81,6 +82,11 @@ class Lanes:
             or bool(lane.waiting)
             or self.in_flight + len(self._ready) >= self._max_in_flight
         )
+
+    def parent_to_pin(self, lane: Lane, forked: ResponseState | None) -> ResponseState | None:
+        """What stays in memory until a turn begins that is enqueued in this lane now: the state that it
+        forks, if the turn has to wait. The lane of that state goes on meanwhile."""
+        return forked if self.must_wait(lane) else None
 
     def require_room(self, size_bytes: int, limits: Limits) -> None:
         """Raise ``RateLimited`` if the queue has no room for a turn of this size."""

@@ -147,9 +147,8 @@ class Session:
             lane_id = requests.read_lane(request.stream_id)
             lane = shared.lanes.open(lane_id)
             forked = preparation.forked_state(request, lane_id, shared.cache)
-            waits = shared.lanes.must_wait(lane)
-            pinned = forked if waits else None
-            if waits:
+            pinned = shared.lanes.parent_to_pin(lane, forked)
+            if shared.lanes.must_wait(lane):
                 shared.lanes.require_room(size_bytes, self._limits)
             shared.charges.require_room(size_bytes, pinned)
         except ApiError as refusal:

@@ -141,6 +141,9 @@ class Turns:
         if state.carry.open_calls:
             shared.actions += shared.growing_outputs.advance(state.id, shared.cache)
             return
+        model = turn.prepared.draft.model if turn.prepared is not None else None
+        if model is None or not model.rewrites_answers:
+            return  # the engine has all of the next context but its new items
         if (job := foreseen_jobs.after(turn, state, shared.models)) is not None:
             shared.actions.append(StartPrefill(state.id, Prefill(job, "user")))
 

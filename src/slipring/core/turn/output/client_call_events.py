@@ -1,21 +1,16 @@
 """Calls that the client answers, while the model writes them: their events and their items."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
 import msgspec
-from msgspec import UNSET, Raw, Struct, structs
+from msgspec import UNSET, Raw, Struct
 
 from slipring.core.generation import CallStarted
 from slipring.core.turn.output.numbered_items import NumberedItems
 from slipring.protocol import events, wire
-from slipring.protocol.client_tools import (
-    ComputerAction,
-    FileOperation,
-    LocalShellAction,
-    ShellAction,
-    UpdateFile,
-)
+from slipring.protocol.client_tools import LocalShellAction, ShellAction, UpdateFile, read_call
 from slipring.protocol.responses import (
     ApplyPatchCallItem,
     ComputerCallItem,
@@ -28,7 +23,6 @@ from slipring.protocol.responses import (
 )
 from slipring.protocol.tools import Kind
 
-T = TypeVar("T")
 ClientCallItem = (
     ToolSearchCallItem | ShellCallItem | LocalShellCallItem | ApplyPatchCallItem | ComputerCallItem
 )
@@ -112,26 +106,6 @@ class WholeCall:
         return item
 
 
-class _Actions(Struct):
-    """The arguments of ``computer`` as a model writes them."""
-
-    actions: list[ComputerAction]
-
-
-class _OneAction(Struct):
-    """The arguments of ``computer_use_preview`` as a model writes them."""
-
-    action: ComputerAction
-
-
-class _Program(Struct):
-    """The arguments of ``local_shell`` as a model writes them."""
-
-    command: list[str]
-    working_directory: str | None = None
-    timeout_ms: int | None = None
-
-
 class _Form(Struct, frozen=True):
     """The form of the items of one tool."""
 
@@ -144,55 +118,24 @@ class _Form(Struct, frozen=True):
     """The status of a call whose arguments are not in the form."""
 
 
-def _reads(
-    decoder: msgspec.json.Decoder[T], fields: Callable[[T], Mapping[str, Any]]
-) -> Callable[[str], Any]:
-    def read(arguments: str) -> Mapping[str, Any] | None:
-        try:
-            return fields(decoder.decode(arguments))
-        except (ValueError, RecursionError):
-            return None
-
-    return read
-
-
-def _local_shell(written: _Program) -> Mapping[str, Any]:
-    return {
-        "action": LocalShellAction(
-            command=written.command,
-            timeout_ms=written.timeout_ms,
-            working_directory=written.working_directory,
-        )
-    }
-
-
-_shell_action = msgspec.json.Decoder(ShellAction)
-_program = msgspec.json.Decoder(_Program)
-_operation: msgspec.json.Decoder[FileOperation] = msgspec.json.Decoder(FileOperation)
-_actions = msgspec.json.Decoder(_Actions)
-_one_action = msgspec.json.Decoder(_OneAction)
 _FORMS: dict[Kind, _Form] = {
     "tool_search": _Form(
         ToolSearchCallItem,
         {"arguments": Raw(b"{}")},
         lambda arguments: {"arguments": _as_json(arguments)},
     ),
-    "shell": _Form(
-        ShellCallItem,
-        {"action": ShellAction(commands=[])},
-        _reads(_shell_action, lambda action: {"action": action}),
-    ),
+    "shell": _Form(ShellCallItem, {"action": ShellAction(commands=[])}, partial(read_call, "shell")),
     "local_shell": _Form(
-        LocalShellCallItem, {"action": LocalShellAction(command=[])}, _reads(_program, _local_shell)
+        LocalShellCallItem, {"action": LocalShellAction(command=[])}, partial(read_call, "local_shell")
     ),
     "apply_patch": _Form(
         ApplyPatchCallItem,
         {"operation": UpdateFile(path="", diff="")},
-        _reads(_operation, lambda operation: {"operation": operation}),
+        partial(read_call, "apply_patch"),
         broken_off="in_progress",  # the API has no other status for a call that was cut off
     ),
-    "computer": _Form(ComputerCallItem, {"actions": []}, _reads(_actions, structs.asdict)),
-    "computer_use_preview": _Form(ComputerCallItem, {}, _reads(_one_action, structs.asdict)),
+    "computer": _Form(ComputerCallItem, {"actions": []}, partial(read_call, "computer")),
+    "computer_use_preview": _Form(ComputerCallItem, {}, partial(read_call, "computer_use_preview")),
 }
 
 
