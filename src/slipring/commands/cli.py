@@ -20,7 +20,8 @@ from slipring.base.garbage_collection import collection_paused
 from slipring.base.interruption import interruptible
 from slipring.base.standard_streams import OutputFailed, discard_output, print_encoded
 from slipring.commands.flags import CommandFailed, UsageError
-from slipring.config.settings import ConfigError, add_flags, from_namespace
+from slipring.config.flags import add_flags, from_namespace
+from slipring.config.settings import ConfigError
 
 OUTPUT_ERROR = 1
 USAGE_ERROR = 2
