@@ -12,7 +12,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from slipring import __version__
-from slipring.config.settings import SETTINGS, from_namespace
+from slipring.config.flags import from_namespace
+from slipring.config.settings import SETTINGS
 from slipring.core.limits import Limits
 from slipring.observation.metric_table import METRICS
 from tests.harness import serve

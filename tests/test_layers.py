@@ -46,7 +46,15 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "commands.bench": ("", "base", "observation.drawing_files", *CLIENT_PARTS, "commands.bench"),
     "commands.chat": ("base", *CLIENT_PARTS, "commands.chat"),
     "commands.config": ("base", "config", "engines.catalog", "engines.hub", "server"),
-    "commands.doctor": ("base", "config.settings", "engines", "server", "stores", "commands.doctor"),
+    "commands.doctor": (
+        "base",
+        "config.flags",
+        "config.settings",
+        "engines",
+        "server",
+        "stores",
+        "commands.doctor",
+    ),
     "commands.inspection": (
         *("base", "protocol", "core.generation", "core.chain", "core.turn.response_object", "prompts"),
         *("engines", "commands.flags", "commands.inspection"),

@@ -20,7 +20,7 @@ _LIMITS: dict[str, dict[str, float]] = {
     "slipring.engines.responses.engine": {"_COUNT_S": _S},
     "slipring.engines.tokens.sessions": {"_PATIENCE_S": _S},
     "slipring.mcp.transports.http_sse": {"_NOTICE_S": _S},
-    "slipring.mcp.transports.address_policy": {"_LOOKUP_S": _S},
+    "slipring.mcp.transports.registered_addresses": {"_LOOKUP_S": _S},
     "slipring.mcp.transports.streamable_http": {"_NOTICE_S": _S},
     "slipring.safety.sources.moderations": {"_CONNECT_TIMEOUT_S": _S},
     "slipring.sandbox.sandbox": {"_START_TIMEOUT_S": _S},

@@ -21,7 +21,8 @@ from slipring.base.interruption import interruptible
 from slipring.base.standard_streams import OutputFailed, discard_output
 from slipring.commands.argument_parser import USAGE_ERROR, Parser
 from slipring.commands.failures import CommandFailed, UsageError
-from slipring.config.settings import ConfigError, add_flags, from_namespace
+from slipring.config.flags import add_flags, from_namespace
+from slipring.config.settings import ConfigError
 
 OUTPUT_ERROR = 1
 STARTUP_ERROR = 3

@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 
 from slipring.base.standard_streams import print_encoded
-from slipring.config import settings
+from slipring.config import flags as setting_flags
 from slipring.config.settings import Config
 from slipring.config.toml_schema import schema
 
@@ -23,7 +23,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         description="Read the settings as 'slipring serve' does, and open what they name without starting it."
         " Exit code 2: a setting is wrong; 3: what it names cannot be used.",
     )
-    settings.add_flags(check)
+    setting_flags.add_flags(check)
     commands.add_parser(
         "schema",
         help="print the JSON schema of the TOML file",

@@ -1,47 +1,32 @@
-"""The settings of the server, and how flags, environment variables and a TOML file set them.
+"""The settings of the server: their names, defaults, descriptions and checks.
 
-This module defines the names, defaults, descriptions and checks of the settings. The fields of `Config` and
-`Limits` are the only definition: flags, environment variables, TOML keys and the table in
-docs/settings.md are derived from them. The module does not use the settings: it creates no engine or
-store, opens no socket, and reads no file except the TOML file.
+The fields of `Config` and `Limits` are the only definition: flags and environment variables (``flags``), the
+keys of the TOML file (``settings_file``) and the table in docs/settings.md are derived from them. The module
+does not use the settings: it creates no engine or store, and opens no socket.
 
 The message of a `ConfigError` never contains a value, because any value may be a secret.
 """
 
-import argparse
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, get_origin, get_type_hints
 
-from slipring.base.errors import suggestion
 from slipring.config.tables import (
     BuiltinMapping,
     CheckEntry,
     McpRegistration,
     ModelEntry,
     PolicyEntries,
-    TableError,
-    read_builtin_tools,
-    read_checks,
-    read_mcp_registrations,
-    read_models,
-    read_policies,
 )
 from slipring.core.limits import Limits
 
 ADMIN_AUTO, ADMIN_OFF = "auto", "off"
 LOG_LEVELS = ("debug", "info", "warning", "error")
 MCP_URLS = ("registered", "public", "any")
-_PREFIX = "SLIPRING_"
-_FILE_FLAG = "--config"
-_FILE_VARIABLE = f"{_PREFIX}CONFIG"
-_LIMITS = "limits"
-_MODELS = "models"
-_MCP = "mcp"
-_BUILTIN_TOOLS = "builtin_tools"
-_CHECK, _CHECKS, _POLICIES = "check", "checks", "policies"
-_TABLES = (_LIMITS, _MODELS, _MCP, _BUILTIN_TOOLS, _CHECKS, _POLICIES)
+PREFIX = "SLIPRING_"
+LIMITS = "limits"
+_TABLES = (LIMITS, "models", "mcp", "builtin_tools", "checks", "policies")
 """Fields that are tables of the file only, or that have settings of their own."""
 _LIMITS_THAT_MAY_BE_ZERO = (
     "idle_timeout_s",
@@ -373,7 +358,7 @@ class Setting:
 
     @property
     def is_limit(self) -> bool:
-        return self.key[0] == _LIMITS
+        return self.key[0] == LIMITS
 
     def from_text(self, text: str, origin: str) -> object:
         """Parse the text of a flag or variable, or raise a `ConfigError` that names `origin`."""
@@ -404,7 +389,7 @@ def _plain_setting(declared: Field[Any], hint: Any) -> Setting:
         help=metadata["help"],
         rule=metadata["rule"] or _RULES[kind],
         metavar=metadata["metavar"] or declared.name.upper(),
-        variable=_PREFIX + plural.upper(),
+        variable=PREFIX + plural.upper(),
         key=(plural,),
     )
 
@@ -418,8 +403,8 @@ def _limit_setting(declared: Field[Any], hint: Any) -> Setting:
         help=declared.metadata["help"],
         rule=_NOT_NEGATIVE if may_be_zero else _POSITIVE,
         metavar="N" if hint is int else "SECONDS" if declared.name.endswith("_s") else "SHARE",
-        variable=_PREFIX + declared.name.upper(),
-        key=(_LIMITS, declared.name),
+        variable=PREFIX + declared.name.upper(),
+        key=(LIMITS, declared.name),
     )
 
 
@@ -434,131 +419,3 @@ def _all_settings() -> Iterator[Setting]:
 
 
 SETTINGS = tuple(_all_settings())
-
-
-# --- Flags -----------------------------------------------------------------------------------
-
-
-def _flag_options(setting: Setting) -> dict[str, Any]:
-    if setting.kind is bool:
-        return {"action": argparse.BooleanOptionalAction}
-    if setting.kind is tuple:
-        return {"action": "append", "metavar": setting.metavar}
-    return {"metavar": setting.metavar}
-
-
-def _flag_help(setting: Setting) -> str:
-    remark = "repeatable" if setting.kind is tuple else f"default: {setting.default_text or 'empty'}"
-    return f"{setting.help} ({remark})".replace("%", "%%")
-
-
-def add_flags(parser: argparse.ArgumentParser, *, only: Collection[str] = ()) -> None:
-    """Add `--config` and a flag for every setting, or `only` the named ones, for `from_namespace`."""
-    plain = parser.add_argument_group("settings")
-    limits = parser.add_argument_group(_LIMITS)
-    plain.add_argument(_FILE_FLAG, metavar="FILE.toml", help="TOML file to read settings from")
-    for setting in (setting for setting in SETTINGS if not only or setting.name in only):
-        group = limits if setting.is_limit else plain
-        group.add_argument(setting.flag, help=_flag_help(setting), **_flag_options(setting))
-
-
-# --- Sources: flags, environment variables and the file ---------------------------------------
-
-
-def from_namespace(namespace: argparse.Namespace, environ: Mapping[str, str]) -> Config:
-    """Read the configuration from parsed flags (see `add_flags`), environment variables and the file.
-
-    A flag overrides the environment variable, which overrides the file. An invalid value is an error even if
-    another source overrides it.
-    """
-    path = _file_path(namespace, environ)
-    values = _from_file(path) if path is not None else {}
-    values |= _from_environ(environ)
-    values |= _from_flags(namespace)
-    limits = {s.name: values.pop(s.name) for s in SETTINGS if s.is_limit and s.name in values}
-    return Config(limits=Limits(**limits), **values)
-
-
-def _from_flags(namespace: argparse.Namespace) -> dict[str, Any]:
-    values = {}
-    for setting in SETTINGS:
-        given = getattr(namespace, setting.name, None)
-        if given is None:
-            continue
-        read = setting.from_text if isinstance(given, str) else setting.checked
-        values[setting.name] = read(given, f"flag {setting.flag}")
-    return values
-
-
-def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
-    return {
-        setting.name: setting.from_text(environ[setting.variable], f"variable {setting.variable}")
-        for setting in SETTINGS
-        if setting.variable in environ
-    }
-
-
-def _from_file(path: str) -> dict[str, Any]:
-    settings = {setting.key: setting for setting in SETTINGS}
-    document = _read_toml(path)
-    try:
-        values = _tables(document)
-    except TableError as error:
-        raise ConfigError(f"{error} in {path}") from None
-    for key, given in _entries(document, path):
-        dotted = ".".join(key)
-        if key not in settings:
-            hint = suggestion(dotted, (".".join(known) for known in settings))
-            raise ConfigError(f"{dotted!r} in {path}: unknown key{hint}")
-        setting = settings[key]
-        values[setting.name] = setting.checked(given, f"{dotted} in {path}")
-    return values
-
-
-def _tables(document: dict[str, Any]) -> dict[str, Any]:
-    """Remove the tables that only a file can have, and return their values. Raises ``TableError``."""
-    values: dict[str, Any] = {}
-    if _MODELS in document:
-        values[_MODELS] = read_models(document.pop(_MODELS))
-    if _MCP in document:
-        values[_MCP] = read_mcp_registrations(document.pop(_MCP))
-    if _BUILTIN_TOOLS in document:
-        values[_BUILTIN_TOOLS] = read_builtin_tools(document.pop(_BUILTIN_TOOLS), values.get(_MCP, ()))
-    if _CHECK in document:
-        values[_CHECKS] = read_checks(document.pop(_CHECK))
-    if _POLICIES in document:
-        values[_POLICIES] = read_policies(document.pop(_POLICIES), values.get(_CHECKS, ()))
-    return values
-
-
-def _file_path(namespace: argparse.Namespace, environ: Mapping[str, str]) -> str | None:
-    path: str | None = getattr(namespace, "config", None)
-    origin = f"flag {_FILE_FLAG}"
-    if path is None:
-        path, origin = environ.get(_FILE_VARIABLE), f"variable {_FILE_VARIABLE}"
-    if path is not None and not path.strip():
-        raise ConfigError(f"{origin}: must not be empty")
-    return path
-
-
-def _read_toml(path: str) -> dict[str, Any]:
-    import tomllib  # most servers have no such file
-
-    try:
-        with open(path, "rb") as file:
-            return tomllib.load(file)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: is not valid TOML: {error}") from None
-
-
-def _entries(document: dict[str, Any], path: str) -> Iterator[tuple[tuple[str, ...], object]]:
-    """Yield every key of the file with its value; a key of the limits table as (table, key)."""
-    for key, value in document.items():
-        if key != _LIMITS:
-            yield (key,), value
-        elif isinstance(value, dict):
-            yield from (((key, inner), inner_value) for inner, inner_value in value.items())
-        else:
-            raise ConfigError(f"{key} in {path}: must be a table")

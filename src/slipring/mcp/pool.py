@@ -1,4 +1,4 @@
-"""The MCP servers that slipring talks to: sessions kept and renewed, lists cached, calls never repeated."""
+"""The MCP servers that slipring talks to: sessions kept and renewed, calls never repeated."""
 
 import asyncio
 import logging
@@ -23,13 +23,14 @@ from slipring.mcp.failures import (
     SessionExpired,
 )
 from slipring.mcp.limits import McpLimits
+from slipring.mcp.list_cache import CachedList
 from slipring.mcp.protocol.json_rpc import HEADER_MISMATCH, UNSUPPORTED_VERSION
 from slipring.mcp.protocol.session import Agreement, McpSession
 from slipring.mcp.protocol.tools import Tool, ToolList, ToolResult
 from slipring.mcp.servers import NO_CREDENTIAL, Credential, HttpServer, McpServer, StdioServer
-from slipring.mcp.transports.address_policy import NO_REGISTERED, RegisteredAddresses
 from slipring.mcp.transports.connection import Connection, OnProgress
 from slipring.mcp.transports.http_sse import HttpSseConnection
+from slipring.mcp.transports.registered_addresses import NO_REGISTERED, RegisteredAddresses
 from slipring.mcp.transports.stdio import StdioConnection
 from slipring.mcp.transports.streamable_http import StreamableHttpConnection
 from slipring.mcp.transports.web_client import Endpoint, WebClient
@@ -53,10 +54,7 @@ class _Entry:
     connection: Connection | None = None
     connecting: asyncio.Task[Connection] | None = None
     listing: asyncio.Task[ToolList] | None = None
-    tools: ToolList | None = None
-    tools_fresh_until: float = 0.0
-    changes: int = 0
-    """How often the server announced that its list changed."""
+    list: CachedList = field(default_factory=CachedList)
     users: int = 0
     used_at: float = field(default_factory=time.monotonic)
 
@@ -75,8 +73,7 @@ class _Learned:
 
     agreement: Agreement | None = None
     speaks_sse: bool = False
-    public_tools: ToolList | None = None
-    public_until: float = 0.0
+    public_list: CachedList = field(default_factory=CachedList)
 
 
 class Pool:
@@ -321,17 +318,13 @@ class Pool:
     # Lists.
 
     def _changed(self, entry: _Entry) -> None:
-        entry.changes += 1
-        entry.tools_fresh_until = 0.0
-        self._known_of(entry.server).public_until = 0.0
+        entry.list.changed()
+        self._known_of(entry.server).public_list.changed()
 
     async def _tools(self, entry: _Entry) -> ToolList:
-        now = time.monotonic()
-        if entry.tools is not None and now < entry.tools_fresh_until:
-            return entry.tools
-        learned = self._known_of(entry.server)
-        if learned.public_tools is not None and now < learned.public_until:
-            return learned.public_tools
+        fresh = entry.list.fresh() or self._known_of(entry.server).public_list.fresh()
+        if fresh is not None:
+            return fresh
         if entry.listing is None:
             entry.listing = asyncio.create_task(self._list(entry))
             entry.listing.add_done_callback(entry.listed)
@@ -340,13 +333,13 @@ class Pool:
     async def _list(self, entry: _Entry) -> ToolList:
         """Fetch the list; once more if the connection turns out to be gone, for listing changes nothing."""
         connection = await self._connection(entry)
-        changes = entry.changes
+        changes = entry.list.changes
         try:
             found = await connection.list_tools()
         except (SessionExpired, ConnectionLost):
             self._retire(entry, connection)
             connection = await self._connection(entry)
-            changes = entry.changes
+            changes = entry.list.changes
             found = await connection.list_tools()
         except ProtocolFailure as failure:
             self._relearn(entry, connection, failure)
@@ -359,13 +352,12 @@ class Pool:
             first = "; ".join(f"{name[:60]!r}: {reason}" for name, reason in found.left_out[:_MOST_LOGGED])
             count = len(found.left_out)
             _log.warning("MCP server '%s': %d tools are left out, as %s", entry.server.name, count, first)
-        limits = entry.server.limits
-        ttl = limits.default_ttl_s if found.ttl_s is None else min(found.ttl_s, limits.max_ttl_s)
-        until = time.monotonic() + ttl if entry.changes == changes else 0.0
-        entry.tools, entry.tools_fresh_until = found, until
+        kept = [entry.list]
         if found.scope == "public":
-            learned = self._known_of(entry.server)
-            learned.public_tools, learned.public_until = found, until
+            kept.append(self._known_of(entry.server).public_list)
+        is_outdated = entry.list.changes != changes
+        for each in kept:
+            each.keep(found, entry.server.limits, is_outdated=is_outdated)
 
     # Calls.
 
@@ -398,8 +390,7 @@ class Pool:
             connection = await self._connection(entry)
             if not isinstance(connection, StreamableHttpConnection) or not connection.agreement.is_modern:
                 return connection, None
-            known = entry.tools if entry.tools is not None and entry.tools_fresh_until else None
-            tools = known or await self._tools(entry)
+            tools = entry.list.unchanged() or await self._tools(entry)
             for left_out, reason in tools.left_out:
                 if left_out == name:
                     raise RequestRefused(f"the tool cannot be used: {reason}")

@@ -10,7 +10,7 @@ from yarl import URL
 
 from slipring.mcp.failures import RequestRefused
 from slipring.mcp.limits import DEFAULT_LIMITS, McpLimits
-from slipring.mcp.transports.address_policy import (
+from slipring.mcp.transports.public_addresses import (
     Reach,
 )
 

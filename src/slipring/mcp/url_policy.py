@@ -4,7 +4,6 @@ public.
 
 import enum
 import re
-from collections.abc import Iterable
 from ipaddress import ip_address
 
 from yarl import URL
@@ -12,12 +11,11 @@ from yarl import URL
 from slipring.mcp.failures import RequestRefused
 from slipring.mcp.limits import DEFAULT_LIMITS, McpLimits
 from slipring.mcp.servers import HttpServer
-from slipring.mcp.transports.address_policy import (
+from slipring.mcp.transports.public_addresses import Reach, is_public_address
+from slipring.mcp.transports.registered_addresses import (
     NO_REGISTERED,
     AddressIsRegistered,
-    Reach,
     RegisteredAddresses,
-    is_public_address,
 )
 
 _MAX_URL_CHARACTERS = 2048
@@ -63,22 +61,17 @@ def parse_url(text: str) -> URL:
 
 def admit(
     name: str,
-    text: str,
+    url: URL,
     policy: UrlPolicy,
-    registered: Iterable[HttpServer],
     limits: McpLimits | None = None,
     reserved: RegisteredAddresses = NO_REGISTERED,
 ) -> HttpServer:
-    """Return the server for a URL of a request. Raises ``RequestRefused`` if the policy does not allow it.
+    """Return the server at a URL of a request that is not registered. Raises ``RequestRefused`` if the policy
+    does not allow it.
 
-    A URL that is registered stands for the registered server, with its headers and limits. Another one must
-    not lead to a ``reserved`` address. Whether an address is public or reserved is decided here only for what
-    the URL says itself; for names, when they are connected to.
+    It must not lead to a ``reserved`` address. Whether an address is public or reserved is decided here only
+    for what the URL says itself; for names, when they are connected to.
     """
-    url = parse_url(text)
-    for server in registered:
-        if _same(server.url, url):
-            return server
     if policy is UrlPolicy.REGISTERED:
         raise RequestRefused("the server's URL is not registered here")
     if reserved.are_named_by(url):
@@ -87,12 +80,6 @@ def admit(
         _require_public(url)
     reach = Reach.PUBLIC if policy is UrlPolicy.PUBLIC else Reach.UNRESERVED
     return HttpServer(name=name, url=url, reach=reach, limits=limits or DEFAULT_LIMITS)
-
-
-def _same(one: URL, other: URL) -> bool:
-    return (one.scheme, one.host, one.port, one.raw_path_qs) == (
-        *(other.scheme, other.host, other.port, other.raw_path_qs),
-    )
 
 
 def _require_public(url: URL) -> None:

@@ -18,7 +18,7 @@ from slipring.base.errors import InvalidRequest, quoted
 from slipring.base.tenant_slots import TenantSlots
 from slipring.core.chain.fetched_images import Fetched
 from slipring.core.tenant_caches import TenantCache
-from slipring.mcp.transports.address_policy import public_socket
+from slipring.mcp.transports.public_addresses import public_socket
 from slipring.protocol.pictures.image_headers import BrokenImage, read_image_header
 
 MOST_IMAGES = 16

@@ -20,7 +20,7 @@ from slipring.config.settings import Config
 from slipring.config.tables import McpRegistration
 from slipring.core.hosted.tools import CallProgress
 from slipring.core.limits import Limits
-from slipring.mcp.transports.address_policy import Reach
+from slipring.mcp.transports.public_addresses import Reach
 from slipring.protocol.hosted.hosted_items import HttpError, ProtocolError
 from slipring.protocol.hosted.mcp_tools import McpTool
 from slipring.server.hosted_tools.permitted_servers import Registry, ServerRefused

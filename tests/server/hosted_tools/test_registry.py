@@ -9,7 +9,7 @@ from slipring.config.settings import Config
 from slipring.config.tables import HeaderVariable, McpRegistration
 from slipring.core.limits import Limits
 from slipring.mcp.servers import HttpServer, StdioServer
-from slipring.mcp.transports.address_policy import Reach
+from slipring.mcp.transports.public_addresses import Reach
 from slipring.protocol.hosted.mcp_tools import McpTool
 from slipring.server.hosted_tools.permitted_servers import Registry, ServerRefused, Target
 from slipring.stores.keys import Key
@@ -82,6 +82,7 @@ def test_a_process_gets_the_variables_that_its_table_names() -> None:
 
 def test_clients_name_servers_by_url_connector_and_label() -> None:
     assert find(server_url=WEATHER.url).name == "weather"
+    assert find(server_url=WEATHER.url.replace("http:", "HTTP:")).name == "weather"
     assert find(connector_id="plain").name == "plain"
     assert find("files").name == "files"
 

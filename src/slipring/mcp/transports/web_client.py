@@ -12,13 +12,8 @@ import aiohttp
 from yarl import URL
 
 from slipring.mcp.failures import ConnectionLost, Malformed, McpFailure, RequestRefused, TooLarge, Unreachable
-from slipring.mcp.transports.address_policy import (
-    AddressIsRegistered,
-    AddressNotPublic,
-    Reach,
-    RegisteredAddresses,
-    public_socket,
-)
+from slipring.mcp.transports.public_addresses import AddressNotPublic, Reach, public_socket
+from slipring.mcp.transports.registered_addresses import AddressIsRegistered, RegisteredAddresses
 
 _KEEP_ALIVE_S = 4.0
 """Shorter than what common servers keep idle connections for (5 s): a call that is sent on a connection which

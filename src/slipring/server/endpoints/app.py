@@ -22,7 +22,7 @@ from slipring.server.access.auth import Caller
 from slipring.server.background.runs import Background
 from slipring.server.clock import now
 from slipring.server.connections.client_connection import connection_of
-from slipring.server.endpoints import conversations, messages
+from slipring.server.endpoints import conversation_items, conversations, messages
 from slipring.server.endpoints.chat_completions import complete
 from slipring.server.endpoints.codex_catalog import describe_for_codex
 from slipring.server.endpoints.compact import compact
@@ -70,10 +70,10 @@ def build_app(service: Service, background: Background) -> web.Application:
         ("GET", "/conversations/{conversation_id}", conversations.retrieve),
         ("POST", "/conversations/{conversation_id}", conversations.update),
         ("DELETE", "/conversations/{conversation_id}", conversations.delete),
-        ("GET", "/conversations/{conversation_id}/items", conversations.list_items),
-        ("POST", "/conversations/{conversation_id}/items", conversations.add_items),
-        ("GET", "/conversations/{conversation_id}/items/{item_id}", conversations.retrieve_item),
-        ("DELETE", "/conversations/{conversation_id}/items/{item_id}", conversations.delete_item),
+        ("GET", "/conversations/{conversation_id}/items", conversation_items.list_items),
+        ("POST", "/conversations/{conversation_id}/items", conversation_items.add_items),
+        ("GET", "/conversations/{conversation_id}/items/{item_id}", conversation_items.retrieve_item),
+        ("DELETE", "/conversations/{conversation_id}/items/{item_id}", conversation_items.delete_item),
         ("POST", "/chat/completions", complete),
         ("POST", "/decisions", decide),
         ("POST", "/moderations", moderate),

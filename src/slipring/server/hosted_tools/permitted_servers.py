@@ -7,6 +7,8 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from yarl import URL
+
 from slipring.base.errors import PermissionDenied, StartupError, quoted
 from slipring.config.settings import Config
 from slipring.config.tables import BuiltinMapping, McpRegistration
@@ -15,7 +17,8 @@ from slipring.core.limits import Limits
 from slipring.mcp.failures import RequestRefused
 from slipring.mcp.limits import McpLimits
 from slipring.mcp.servers import Credential, HttpServer, McpServer, StdioServer
-from slipring.mcp.transports.address_policy import Reach, RegisteredAddresses
+from slipring.mcp.transports.public_addresses import Reach
+from slipring.mcp.transports.registered_addresses import RegisteredAddresses
 from slipring.mcp.url_policy import UrlPolicy, admit, parse_url
 from slipring.protocol.hosted.builtin_tools import BuiltinKind
 from slipring.protocol.hosted.mcp_tools import McpTool
@@ -114,20 +117,19 @@ class Registry:
     def _find_url(
         self, tool: McpTool, url: str, usable: Mapping[str, _Registered], key: Key | None
     ) -> Target:
-        at_urls = [(each.server, each) for each in usable.values() if isinstance(each.server, HttpServer)]
-        # One URL may be registered several times, with different credentials: the label then chooses.
-        at_urls.sort(key=lambda pair: pair[0].name != tool.server_label)
         # A key with permissions has them for registered servers.
         is_bound = key is not None and key.limits_mcp
         policy = UrlPolicy.REGISTERED if is_bound else self._policy
         try:
-            servers = [server for server, _ in at_urls]
-            found = admit(tool.server_label, url, policy, servers, self._limits, self.reserved)
+            wanted = parse_url(url)
+            same = [each for each in usable.values() if _is_at(each.server, wanted)]
+            if same:
+                # One URL may be registered several times, with different credentials: the label then chooses.
+                labelled = [each for each in same if each.server.name == tool.server_label]
+                return _target((labelled or same)[0], tool, key)
+            found = admit(tool.server_label, wanted, policy, self._limits, self.reserved)
         except RequestRefused as refusal:
             raise ServerRefused("server_url", refusal.message) from None
-        for server, each in at_urls:
-            if server is found:
-                return _target(each, tool, key)
         return Target(found, _credential(tool), name=None, permitted=None)
 
     def _registered(self, registration: McpRegistration, environ: Mapping[str, str]) -> _Registered:
@@ -186,6 +188,13 @@ def _value(name: str, variable: str, environ: Mapping[str, str]) -> str:
     if value is None:
         raise StartupError(f"mcp server '{name}': the environment variable {variable} is not set")
     return value
+
+
+def _is_at(server: McpServer, url: URL) -> bool:
+    if not isinstance(server, HttpServer):
+        return False
+    own = server.url
+    return own.origin() == url.origin() and own.raw_path_qs == url.raw_path_qs
 
 
 def _may_use(key: Key | None, name: str) -> bool:

@@ -34,6 +34,7 @@ from slipring.server.connections.file_descriptors import log_reduced_room
 from slipring.server.endpoints.app import build_app
 from slipring.server.observation.loop_lag import LoopLag
 from slipring.server.observation.metrics import Metrics
+from slipring.server.process.draining import drain, print_wait
 from slipring.server.process.listening_sockets import base_url, bind_shared, listen
 from slipring.server.process.memory_trim import MemoryTrimmer, find_malloc_trim
 from slipring.server.process.process_metrics import resident_bytes
@@ -230,12 +231,7 @@ class Server:
         assert self._runner is not None
         for acceptor in self._acceptors:
             await acceptor.close()
-        grace_s = self.config.limits.drain_timeout_s
-        for client in list(self.service.clients):
-            client.wind_down(shutting_down(), grace_s)
-        if on_drain is not None:
-            on_drain(sum(client.in_flight for client in self.service.clients))
-        await run_until(self.stop_request.immediate, self._drained(), timeout_s=grace_s + 2 * _TICK_S)
+        await drain(self.service, shutting_down(), self.stop_request, on_drain)
         self._lag.stop()
         await self._ticker.stop()
         await self.background.close()
@@ -244,16 +240,11 @@ class Server:
         await self._runner.cleanup()
         await self._close_all()
 
-    async def _drained(self) -> None:
-        """Wait until no client is served, and the responses that they have got are audited."""
-        await self.service.wait_until_idle()
-        await self.service.audits.wait()
-
     async def serve(self, on_ready: Callable[["Server"], None]) -> None:
         """Serve until a signal stops the process; print what a graceful stop waits for."""
         self.stop_request.install_signal_handlers()
         timeout_s = self.config.limits.drain_timeout_s
-        await self.run(on_ready, lambda responses: self.stop_request.print_wait(responses, timeout_s))
+        await self.run(on_ready, lambda responses: print_wait(self.stop_request, responses, timeout_s))
 
     async def run(
         self, on_ready: Callable[["Server"], None], on_drain: Callable[[int], None] | None = None

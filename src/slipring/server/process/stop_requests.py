@@ -6,10 +6,8 @@ SIGUSR1 and SIGUSR2 are logged and otherwise ignored.
 """
 
 import asyncio
-import contextlib
 import logging
 import signal
-import sys
 from collections.abc import Coroutine
 from typing import Any
 
@@ -48,7 +46,7 @@ class StopRequest:
         self.immediate = asyncio.Event()
         """Do not wait for running responses."""
         self._signalled_at: float | None = None
-        self._hint = "send SIGTERM twice"
+        self.hint = "send SIGTERM twice"
         """What the operator can do to make the stop immediate."""
 
     def signal(self, number: signal.Signals = signal.SIGTERM) -> None:
@@ -56,7 +54,7 @@ class StopRequest:
         clock = asyncio.get_running_loop().time()
         if self._signalled_at is None:
             self._signalled_at = clock
-            self._hint = "press Ctrl-C again" if number == signal.SIGINT else "send SIGTERM again"
+            self.hint = "press Ctrl-C again" if number == signal.SIGINT else "send SIGTERM again"
         elif clock - self._signalled_at >= DUPLICATE_S:
             self.immediate.set()
         self.requested.set()
@@ -73,20 +71,6 @@ class StopRequest:
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             loop.add_signal_handler(signal.SIGHUP, self.hang_up)
         log_ignored_signals()
-
-    def print_wait(self, responses: int, timeout_s: float) -> None:
-        """Print to standard error, at any log level, why the process does not stop yet."""
-        if not responses or not timeout_s or self.immediate.is_set():
-            return
-        noun = "response" if responses == 1 else "responses"
-        start = "\r" if sys.stderr.isatty() else ""  # over the terminal's echo of Ctrl-C
-        with contextlib.suppress(OSError):  # the terminal may be closed
-            print(
-                f"{start}slipring: waiting for {responses} running {noun}, up to {timeout_s:g} s;"
-                f" {self._hint} to stop at once",
-                file=sys.stderr,
-                flush=True,
-            )
 
 
 async def run_until(

@@ -20,6 +20,7 @@ from slipring.engines.catalog import open_owner
 from slipring.engines.shared_engines import Owner
 from slipring.observation.bounded_labels import BoundedLabels
 from slipring.server.admin.workers_source import WorkersSource
+from slipring.server.process.draining import print_wait
 from slipring.server.process.listening_sockets import base_url, reserve
 from slipring.server.process.stop_requests import StopRequest, run_until
 from slipring.server.process.worker_messages import (
@@ -150,7 +151,7 @@ class Supervisor:
             slot.dismiss(Stop())
         await asyncio.wait([slot.draining for slot in self._slots], timeout=_DRAIN_REPORT_S)
         responses = sum(slot.draining.result() for slot in self._slots if slot.draining.done())
-        self._stop_request.print_wait(responses, self.config.limits.drain_timeout_s)
+        print_wait(self._stop_request, responses, self.config.limits.drain_timeout_s)
         await asyncio.wait([slot.ended for slot in self._slots])
 
     async def _release(self) -> None:
