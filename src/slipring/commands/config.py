@@ -34,7 +34,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run a command of ``add_flags``. Raises ``ConfigError`` and ``StartupError``."""
     if arguments.config_command == "check":
-        print(f"ok: {check_settings(settings.from_namespace(arguments, os.environ))}")
+        print(f"ok: {check_settings(setting_flags.from_namespace(arguments, os.environ))}")
     else:
         print_encoded(msgspec.json.format(msgspec.json.encode(schema())) + b"\n")
     return 0
