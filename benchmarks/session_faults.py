@@ -42,7 +42,7 @@ def _is_by_chance(told: dict[str, Any]) -> bool:
         return False
     theirs, ours = (told["turns"] - told[name] for name in (_AGAIN, "equal"))
     # Others that are wrong were answered although the whole request was refused.
-    return ours == told["wrongs"] <= _most(theirs)
+    return bool(ours == told["wrongs"] <= _most(theirs))
 
 
 def _most(theirs: int) -> int:
