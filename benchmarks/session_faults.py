@@ -10,18 +10,17 @@ _BY_CHANCE = 4
 """So many answers more than twice those of the control may differ."""
 _STATES = ("after chains", "after leaving", "after minutes", "at the end")
 """When nothing may be held. After a restart stored chains are, which may go on."""
+_AGAIN = "whole = whole again"
 _CONTROL, _COMPARED = "control: twice without sessions", "with sessions against without"
 
 
 def faults(record: dict[str, Any]) -> list[str]:
-    """Each in a line; none if sessions were right and nothing was left behind. Where whole requests differ
-    among themselves, so may turns with settings."""
+    """Each in a line; none if sessions were right and nothing was left behind."""
     found = []
-    is_exact = all(_is_exact(record[part]) for part in ("tokens", "tokens alone") if part in record)
     for part, told in record.items():
         if not isinstance(told, dict):
             continue
-        if is_exact or not part.startswith("settings"):
+        if not _is_by_chance(told):
             found += [f"{part}: {fault}" for fault in _wrong(told)]
         state = told if part in _STATES else told.get("after", {})
         found += [f"{part}: {name} is {state[name]}" for name in _GAUGES if state.get(name)]
@@ -37,11 +36,18 @@ def faults(record: dict[str, Any]) -> list[str]:
     return found
 
 
-def _is_exact(tokens: dict[str, Any]) -> bool:
-    """Whether whole requests are answered alike with the cache, without it, and again."""
-    return all(
-        tokens.get(name) == tokens.get("answers") for name in ("cached = fresh", "fresh = fresh again")
-    )
+def _is_by_chance(told: dict[str, Any]) -> bool:
+    """Whether turns with settings differ from whole requests about as often as these do among themselves."""
+    if _AGAIN not in told:
+        return False
+    theirs, ours = (told["turns"] - told[name] for name in (_AGAIN, "equal"))
+    # Others that are wrong were answered although the whole request was refused.
+    return bool(ours == told["wrongs"] <= _most(theirs))
+
+
+def _most(theirs: int) -> int:
+    """So many answers may differ where so many of the control do."""
+    return 2 * theirs + _BY_CHANCE if theirs else 0
 
 
 def _wrong(told: dict[str, Any]) -> list[str]:
@@ -57,7 +63,7 @@ def _unequal(told: dict[str, Any]) -> list[str]:
     control, compared = told[_CONTROL], told[_COMPARED]
     found = []
     theirs, ours = control["differing"], compared["differing"]
-    if ours > (2 * theirs + _BY_CHANCE if theirs else 0):
+    if ours > _most(theirs):
         found.append(f"{ours} answers differ with sessions, {theirs or 'none'} without")
     if failed := control["failed"] + compared["failed"]:
         found.append(f"{failed} answers have failed")

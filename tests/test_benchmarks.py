@@ -110,10 +110,15 @@ def test_what_a_check_of_sessions_calls_a_fault(
     assert checked.faults({**_RIGHT, part: {**_RIGHT[part], **change}}) == [fault]
 
 
-def test_settings_are_compared_where_whole_requests_are_answered_alike(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("again", "equal", "wrongs", "is_fault"),
+    [(100, 99, 1, True), (97, 90, 10, False), (97, 89, 11, True), (97, 100, 0, False), (97, 99, 2, True)],
+)
+def test_turns_with_settings_may_differ_as_whole_requests_do_among_themselves(
+    monkeypatch: pytest.MonkeyPatch, again: int, equal: int, wrongs: int, is_fault: bool
 ) -> None:
     monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks"), *sys.path])
     checked = importlib.import_module("session_faults")
-    tokens = {**_RIGHT["tokens"], "cached = fresh": 3}
-    assert checked.faults({**_RIGHT, "tokens": tokens, "settings": {"wrong": [["seed", 2]]}}) == []
+    counts = {"turns": 100, "equal": equal, "whole = whole again": again, "wrongs": wrongs}
+    told = {**counts, "wrong": [["seed", 2]] * (wrongs > 0)}
+    assert checked.faults({**_RIGHT, "settings": told}) == (["settings: ['seed', 2]"] if is_fault else [])
