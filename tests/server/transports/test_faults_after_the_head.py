@@ -130,8 +130,7 @@ async def test_a_stream_whose_head_is_ready_but_not_sent_is_cut_off(monkeypatch:
 @pytest.mark.parametrize("method", ["subscribe", "greeting"])
 async def test_a_live_stream_is_cut_off(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     async with serve(admin=ANY_PORT) as server:
-        source = server.server._admin._source
-        monkeypatch.setattr(type(source), method, failing)
+        monkeypatch.setattr(server.server._admin._stream, f"_{method}", failing)
         async with server.http.get(f"{admin_url(server)}live") as answer:
             assert await is_cut_off(answer) == b""
 
