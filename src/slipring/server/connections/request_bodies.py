@@ -1,6 +1,7 @@
 """Reads request bodies within a deadline and within a tenant's limit on bytes that are being received."""
 
 import asyncio
+import io
 
 from aiohttp import web
 
@@ -43,10 +44,12 @@ class _Reader:
 
     async def read(self, limit_bytes: int) -> bytes:
         clock = asyncio.get_running_loop().time
-        chunks: list[bytes] = []
+        # Its memory grows in place, and is what ``getvalue`` returns: joining all parts at the end would hold
+        # the event loop, and in a thread, memory that is not returned to the system would be used.
+        body = io.BytesIO()
         deadline, progress = clock() + self._timeout_s, 0
         while chunk := await self._next(deadline):
-            chunks.append(chunk)
+            body.write(chunk)
             self._charge(len(chunk))
             if self._charged > limit_bytes:
                 raise _too_large()
@@ -55,8 +58,7 @@ class _Reader:
                 deadline, progress = clock() + self._timeout_s, 0
             # All of a compressed body may be available at once: let others run between its parts.
             await asyncio.sleep(0)
-        # Not in a thread: memory that the threads of a pool have used is not returned to the system.
-        return b"".join(chunks)
+        return body.getvalue()
 
     def release(self) -> None:
         if self._charged:
