@@ -4,7 +4,6 @@ Each engine adds how it writes a request and how it parses the stream.
 """
 
 import asyncio
-import re
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
@@ -42,6 +41,12 @@ from slipring.engines.scheduling.replica_schedules import ReplicaSchedules
 from slipring.engines.tokens.chain_ends import ChainEnds, gone_at_end
 from slipring.engines.tokens.job_rendering import accepted, count, foresee, position_of, prefetch, render
 from slipring.engines.tokens.model_files import ModelInfo
+from slipring.engines.tokens.refused_pictures import (
+    may_be_refused_for_pictures,
+    naming,
+    new_pictures,
+    refused_picture,
+)
 from slipring.engines.tokens.rendering_options import dialect_option, thinking_option, variables_option
 from slipring.engines.tokens.sampling import Sampling
 from slipring.engines.tokens.template_choice import (
@@ -54,7 +59,6 @@ from slipring.engines.tokens.token_answer import Piece, PieceParser, TokenAnswer
 from slipring.prompts.foreseen_context import Foreseen
 from slipring.prompts.rendering import Rendered, Renderer
 from slipring.prompts.tokenization.tokenizer import Vocabulary
-from slipring.protocol.pictures.item_pictures import image_param, images_of
 from slipring.protocol.responses import TopLogprob
 
 _ROUTER_LIST = "/workers"
@@ -69,7 +73,6 @@ _SCHEDULED = 0.95
 """The part of the server's cache that is scheduled: it keeps whole blocks, and other users may need some."""
 _COMPACTION = "compaction"
 """What a loop waits for after its summary, as with the name of a tool: the turn that goes on with it."""
-_ABOUT_PICTURES = re.compile(r"\bimage|multi-?modal|\bPIL\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,6 +227,10 @@ class TokenServer(RemoteEngine):
     async def sees(self) -> bool:
         """Whether the server's model takes pictures, as far as the server tells."""
         return False
+
+    async def refuses_pictures(self, urls: Sequence[str]) -> bool:
+        """Whether the server refuses a message with these pictures. Called when it has refused a turn."""
+        raise NotImplementedError
 
     async def picture_use(self, vocabulary: Vocabulary, info: ModelInfo) -> str:
         """How pictures get to the model, in one line. Called after ``connect``, with what that returns."""
@@ -547,26 +554,19 @@ class PreparedExchange(JobExchange):
         try:
             await self.try_requests(emit, begin)
         except InvalidRequest as error:
-            raise _about_picture(error, self._job) from error.__cause__
+            raise await self._naming_picture(error) from error.__cause__
 
     async def try_requests(self, emit: Emit, begin: Callable[[], None]) -> None:
         """Send the request once and emit its answer."""
         await super().attempt(emit, begin)
 
+    async def _naming_picture(self, error: InvalidRequest) -> InvalidRequest:
+        """The refusal of a request; of a picture, with its field."""
+        if self._answer.has_begun or not may_be_refused_for_pictures(error):
+            return error
+        new = await self._server.tokenizing.run(self._job.tenant, new_pictures, self._job, is_local=True)
+        picture = await refused_picture(new, self._server.refuses_pictures)
+        return error if picture is None else naming(error, picture)
+
     async def _written(self, write: Callable[[], Request]) -> Request:
         return await self._server.tokenizing.run(self._job.tenant, write, is_local=True)
-
-
-def _about_picture(error: InvalidRequest, job: Job) -> InvalidRequest:
-    """The refusal of a picture, which names its field: servers do not say which one they cannot decode, so
-    it is known only where one is new."""
-    if error.param is not None or _ABOUT_PICTURES.search(error.message) is None:
-        return error
-    new = [(index, item, each) for index, item in enumerate(job.input) for each in images_of(item)]
-    if len(new) != 1:
-        return error
-    index, item, image = new[0]
-    param = image_param(item, index, image)
-    error.message = f"Invalid '{param}': the model's server refuses the image: {error.message}"
-    error.args, error.param = (error.message,), param
-    return error

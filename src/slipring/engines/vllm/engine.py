@@ -8,7 +8,7 @@ If the server has loaded the plugin of ``sessions_plugin``, turns of a chain sen
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -56,6 +56,7 @@ from slipring.engines.vllm.pictured_requests import (
     content_parts,
     find_way,
     known_digests,
+    refuses,
     sees,
 )
 from slipring.prompts.rendering import Rendered, Renderer
@@ -157,6 +158,9 @@ class VllmEngine(SessionServer):
 
     async def sees(self) -> bool:
         return await sees(self._upstream.client, self.served.name)
+
+    async def refuses_pictures(self, urls: Sequence[str]) -> bool:
+        return await refuses(self._upstream.client, self.served.name, urls)
 
     async def picture_way(self, renderer: Renderer) -> str:
         if await find_way(self._upstream.client) == "ids":
