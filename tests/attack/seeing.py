@@ -6,6 +6,7 @@ It calls the first tool of a request whose last message is a user's, and answers
 """
 
 import asyncio
+import logging
 
 from tests.engines.fakes.chat import FakeChatServer
 from tests.engines.fakes.server import Call, Say, Step, Stop
@@ -24,6 +25,7 @@ class Seeing(FakeChatServer):
 
 
 async def main() -> None:
+    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # attackers leave amid answers
     fake = Seeing()
     await fake.start()
     print(fake.url, flush=True)
