@@ -222,7 +222,12 @@ def test_the_data_of_images_that_are_replaced_is_not_decoded_again(monkeypatch):
     examine(item)
     decoded = []
     content_of = item_pictures._content_of
-    monkeypatch.setattr(item_pictures, "_content_of", lambda raw: decoded.append(len(raw)) or content_of(raw))
+
+    def watched(raw):
+        decoded.append(len(raw))
+        return content_of(raw)
+
+    monkeypatch.setattr(item_pictures, "_content_of", watched)
     without_images(item)
     (size,) = decoded
     assert size < 1000

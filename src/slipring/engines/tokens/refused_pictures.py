@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 from slipring.base.errors import InvalidRequest
-from slipring.core.chain.fetched_images import fetched_form
 from slipring.core.generation import Job
-from slipring.protocol.pictures.item_pictures import image_param, image_parts, images_of, plain_url
+from slipring.protocol.items import in_context
+from slipring.protocol.pictures.item_pictures import image_param, image_parts, images_of, is_data, plain_url
 
 _ABOUT_PICTURES = re.compile(r"\bimage|multi-?modal|\bPIL\b", re.IGNORECASE)
 
@@ -35,12 +35,13 @@ def new_pictures(job: Job) -> list[NewPicture]:
     """The pictures in the new items of a job. Decodes the items: not for the event loop."""
     found = []
     for index, item in enumerate(job.input):
-        images = images_of(item)
-        shown = item if item.opened is None else fetched_form(item)
-        if shown is None or len(images_of(shown)) != len(images):  # it has pages of documents, too
+        if not (images := images_of(item)):
+            continue
+        shown, *_ = in_context((item,))  # images that were fetched have their data there
+        if len(images_of(shown)) != len(images):  # pages of documents stand there, too
             shown = item
-        for image, (_, part) in zip(images, image_parts(shown) if images else (), strict=False):
-            if part.image_url is not None:
+        for image, (_, part) in zip(images, image_parts(shown), strict=True):
+            if part.image_url is not None and is_data(part.image_url):
                 found.append(NewPicture(image_param(item, index, image), plain_url(part.image_url)))
     return found
 
