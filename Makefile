@@ -74,7 +74,7 @@ test-crash: .venv/.dev ## servers, workers, nodes, engines and databases killed 
 test-upgrade: .venv/.dev ## an earlier version, installed from the history, is upgraded to this one, about four minutes (PREVIOUS=… names its commit)
 	$(BIN)/python -m tests.upgrade $(if $(PREVIOUS),--previous $(PREVIOUS)) $(ARGS)
 
-test-attack: .venv/.dev ## one tenant attacks a server while another is watched, about six minutes (ONLY=unread for a part, SEED=1 to choose)
+test-attack: .venv/.dev ## one tenant attacks a server while another is watched, about eight minutes (ONLY=unread for a part, SEED=1 to choose)
 	$(BIN)/python -m tests.attack $(if $(ONLY),--only $(ONLY)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 soak: .venv/.dev ## random clients of every kind against real servers, half an hour (SOAK_SECONDS=600 for less, ONLY=workers, nodes or single, SEED=1 to choose)

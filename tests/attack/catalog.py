@@ -4,6 +4,7 @@ from tests.attack import (
     bounds,
     compiling,
     compressed,
+    documents,
     floods,
     malformed,
     other_apis,
@@ -18,10 +19,10 @@ from tests.attack import (
 from tests.attack.stage import Attack
 
 _GROUPS = (
-    *(bounds, compiling, parsing, pictures, other_apis, tokenizing, unread, unfinished),
+    *(bounds, compiling, parsing, pictures, documents, other_apis, tokenizing, unread, unfinished),
     *(compressed, floods, malformed, signals, schedule),
 )
-_ENGINES = ("simulated", "tokens", "llama", "scheduled")
+_ENGINES = ("simulated", "tokens", "llama", "scheduled", "seeing")
 
 
 def _place(attack: Attack) -> tuple[bool, int]:

@@ -25,8 +25,11 @@ ENGINES = {
     "tokens": {"simulated": f"{_SIMULATED},vocabulary=smollm2,context_tokens=8192"},
     "llama": {"simulated": _SIMULATED, "llama": "llama:threads=1"},
     "scheduled": {"simulated": _SIMULATED, "scheduled": "vllm:URL,tokenizer=FILES"},
+    "seeing": {"simulated": _SIMULATED, "seeing": "chat:URL,images=true"},
 }
 """The models of a server, by the name of its engine. The victim uses all of them."""
+_FAKES = {"scheduled": "tests.attack.small_cache", "seeing": "tests.attack.seeing"}
+"""What URL stands for, as a process."""
 _START_S = 60.0
 _STOP_S = 20.0
 _SAMPLED_S = 0.05
@@ -115,7 +118,7 @@ def running(spec: Spec) -> Iterator[Server]:
         log, config = Path(directory) / "log", Path(directory) / "slipring.toml"
         models = _models(spec.engine)
         if "URL" in models:
-            url, files = stack.enter_context(_small_cache())
+            url, files = stack.enter_context(_fake(_FAKES[spec.engine]))
             models = models.replace("URL", url).replace("FILES", files)
         config.write_text(models)
         flags = ("--port", "0", "--config", str(config), "--store", f"sqlite:{directory}/slipring.db")
@@ -139,16 +142,14 @@ def running(spec: Spec) -> Iterator[Server]:
 
 
 @contextlib.contextmanager
-def _small_cache() -> Iterator[tuple[str, str]]:
-    """A fake engine with a small KV cache: its address, and where its tokenizer is."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.attack.small_cache"], stdout=subprocess.PIPE, text=True
-    )
+def _fake(module: str) -> Iterator[tuple[str, str]]:
+    """A fake engine: its address, and where its tokenizer is, if it has one."""
+    process = subprocess.Popen([sys.executable, "-m", module], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         url, _, files = process.stdout.readline().strip().partition(" ")
         if not url:
-            raise RuntimeError("the engine with a small cache did not start")
+            raise RuntimeError(f"{module} did not start")
         yield url, files
     finally:
         _end(process)

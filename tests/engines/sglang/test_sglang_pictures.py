@@ -7,7 +7,7 @@ from typing import Any, Literal
 import pytest
 
 from slipring.commands.inspection.model_source import open_source
-from tests.engines.fakes.server import Say, Stop
+from tests.engines.fakes.server import Refuse, Say, Stop
 from tests.engines.fakes.sglang import FakeSglang
 from tests.engines.fakes.tokens import TOKENIZER
 from tests.engines.fakes.vllm_pictures import PICTURE, seeing_directory
@@ -108,3 +108,14 @@ async def test_inspect_says_what_pictures_go_beside(beside: Beside, words: str) 
             assert words in (source.pictures or "")
     finally:
         await fake.close()
+
+
+@pytest.mark.parametrize("beside", ["ids", "text"])
+async def test_of_several_new_pictures_the_one_that_the_server_cannot_decode_is_named(beside: Beside) -> None:
+    fake = seeing(beside)
+    fake.script(Refuse(400, "cannot identify image file"))
+    fake.cannot_decode = image(4)["image_url"]
+    added = user("Look: ", *(image(number) for number in range(1, 6)))
+    async with served(fake) as server, server.connect() as socket:
+        failed = await socket.response(input=[added])
+    assert "Invalid 'input[0].content[4].image_url': the model's server refuses" in failed["error"]["message"]

@@ -228,7 +228,7 @@ async def test_inspect_says_how_pictures_get_to_a_model(seeing_path: str, tiny_p
 
 
 @pytest.mark.parametrize("scale_out", [True, False])
-async def test_a_picture_that_the_server_refuses_is_named_if_it_is_the_only_new_one(scale_out: bool) -> None:
+async def test_a_picture_that_the_server_refuses_is_named_if_it_can_be_found(scale_out: bool) -> None:
     fake = FakeSeeingVllm()
     fake.scale_out = scale_out
     fake.script(Say(("One.",)), Stop())
@@ -242,3 +242,20 @@ async def test_a_picture_that_the_server_refuses_is_named_if_it_is_the_only_new_
             message = failed["error"]["message"]
             assert ("Invalid 'input[2].content[1].image_url': the model's server refuses" in message) == named
             assert "cannot identify image file" in message
+
+
+@pytest.mark.parametrize("scale_out", [True, False])
+@pytest.mark.parametrize("broken", [1, 5, 9])
+async def test_of_several_new_pictures_the_one_that_the_server_cannot_decode_is_named(
+    scale_out: bool, broken: int
+) -> None:
+    fake = FakeSeeingVllm()
+    fake.scale_out = scale_out
+    fake.cannot_decode = image(broken)["image_url"]
+    fake.script(Refuse(400, "cannot identify image file"))
+    added = user("Look: ", *(image(number) for number in range(1, 10)))
+    async with served(fake) as server, server.connect() as socket:
+        failed = await socket.response(input=[user("Hello"), added])
+    message = failed["error"]["message"]
+    assert f"Invalid 'input[1].content[{broken}].image_url': the model's server refuses" in message
+    assert fake.tokenized_messages <= 2 + 5, "the first was at the start"

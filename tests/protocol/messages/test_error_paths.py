@@ -29,6 +29,8 @@ def fields() -> Fields:
         ("input[1].content[9]", "messages.2.content.3"),
         ("input[1].content", "messages.2.content.1"),
         ("input[1].content[1].image_url", "messages.2.content.1.source"),
+        ("input[1].content[1].file_data", "messages.2.content.1.source"),
+        ("input[1].content[1].file_url", "messages.2.content.1.source"),
         ("input[1]", "messages.2.content.1"),
         ("input[2].arguments", "messages.3.content.0.input"),
         ("input[2].encrypted_content", "messages.3.content.0.signature"),

@@ -1,6 +1,7 @@
 """Pictures in items: what is known of them, and why one is refused."""
 
 import base64
+import json
 
 import pytest
 
@@ -8,6 +9,7 @@ from slipring.base.errors import InvalidRequest
 from slipring.core.token_estimates import estimated_picture_tokens
 from slipring.protocol import wire
 from slipring.protocol.items import InputText, Item, Message, read_item
+from slipring.protocol.pictures import item_pictures
 from slipring.protocol.pictures.item_pictures import (
     A_FILE,
     ELSEWHERE,
@@ -16,6 +18,7 @@ from slipring.protocol.pictures.item_pictures import (
     attachments,
     base64_of,
     described,
+    examine,
     image_param,
     images_of,
     picture_of,
@@ -183,6 +186,51 @@ def test_a_line_can_stand_for_each_image_of_a_message():
     texts = ["look", "[PNG picture, 40 × 30]", "[image]", "[PNG picture, 1 × 1]"]
     assert body.content == [InputText(text) for text in texts]
     assert without_images(message(TEXT)) == message(TEXT)
+
+
+LOOKALIKE = "see data:text/plain;base64," + "A" * 5000
+LARGE = data_url(png(60, 60))
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [image(LARGE)],
+        [image(LARGE), TEXT, image(data_url(png(61, 61))), image(PIXEL)],
+        [image(LARGE), {"type": "input_text", "text": LOOKALIKE}],
+        [image(LARGE), {"type": "input_text", "text": LOOKALIKE + '" and more'}],
+        [image(LARGE), {"type": "input_text", "text": LOOKALIKE + "\\"}],
+        [image(PIXEL), {"type": "input_text", "text": LOOKALIKE + "\n"}],
+        [image(LARGE, detail="low", unknown=LOOKALIKE), TEXT],
+        [{"type": "input_text", "text": LOOKALIKE}, image(PIXEL, unknown=LOOKALIKE)],
+    ],
+    ids=["one", "three", "text", "quote", "backslash", "small", "in-it", "in-both"],
+)
+def test_images_are_replaced_and_text_like_their_data_stays(parts):
+    assert len(LARGE) > 4096
+    kept = json.loads(without_images(message(*parts)).raw)["content"]
+    for sent, shown in zip(parts, kept, strict=True):
+        if sent["type"] == "input_text":
+            assert shown == sent
+        else:
+            assert shown["type"] == "input_text"
+            assert shown["text"].startswith("[PNG picture, ")
+
+
+def test_the_data_of_images_that_are_replaced_is_not_decoded_again(monkeypatch):
+    item = message(TEXT, image(LARGE), image(data_url(png(61, 61))))
+    examine(item)
+    decoded = []
+    content_of = item_pictures._content_of
+
+    def watched(raw):
+        decoded.append(len(raw))
+        return content_of(raw)
+
+    monkeypatch.setattr(item_pictures, "_content_of", watched)
+    without_images(item)
+    (size,) = decoded
+    assert size < 1000
 
 
 def test_what_is_read_ahead_has_its_pictures_and_leaves_bad_ones_to_the_turn():

@@ -153,10 +153,14 @@ async def test_a_client_that_reads_slowly_gets_more_time() -> None:
         async with open_tcp(server, small_buffers=True) as raw:
             await ask_and_not_read(server, raw, response_id, "")
             (connection,) = connections.slow_clients._unread
+
+            def unread() -> int:
+                return connection.undelivered_bytes + connection.queued_bytes()
+
             for _ in range(5):
                 clock.pass_by(0)
-                before = connection.undelivered_bytes
-                while connection.undelivered_bytes > before - 2 * PROGRESS_BYTES:
+                before = unread()
+                while unread() > before - 2 * PROGRESS_BYTES:
                     await raw.receive()
                 clock.pass_by(29)
                 assert not connections.dropped
@@ -180,6 +184,21 @@ async def test_a_client_that_reads_what_the_kernel_holds_is_not_dropped() -> Non
         assert client._http.unsent_bytes
         clock.pass_by(31)
         assert server.service.connections.dropped == {"unread": 1}
+
+
+async def test_what_is_not_written_yet_of_a_response_counts_as_unread() -> None:
+    """A large body is written piece by piece."""
+    async with serve() as server:
+        response_id = await store_large(server, "any", 4 * MIB)
+        clock = Clock(server)
+        async with open_tcp(server, small_buffers=True) as raw:
+            await ask_and_not_read(server, raw, response_id, "")
+            (connection,) = server.service.connections.slow_clients._unread
+            assert connection.unsent_bytes < MIB
+            assert server.service.connections.unread.used_bytes > 2 * MIB
+            clock.pass_by(31)
+            assert await cut(raw)
+            await until(lambda: connection.queued_bytes is None)
 
 
 async def test_a_closing_connection_whose_response_is_not_read_is_aborted() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from slipring.base.errors import ApiError, ServerError
+from slipring.base.errors import ApiError, InvalidRequest, ServerError
 from slipring.base.surrogates import repaired
 from slipring.core.chain.head import Head
 from slipring.core.generation import Job, Settings
@@ -108,11 +108,8 @@ class SglangEngine(TokenServer):
         """Whether the server reads the ids that it is sent beside pictures. Several of its processors write
         them as text, in which they find control tokens by their spelling, and some refuse them. It is asked
         with a text in letters: one that is tokenized again has fewer tokens."""
-        shown = [{"type": "input_image", "image_url": grey_square_url()}]
-        item = read_item(wire.encode({"type": "message", "role": "user", "content": shown}), "")
-        vocabulary = renderer.vocabulary
-        context = renderer.start(Head(), Settings(), [item], BudgetedEncoder(vocabulary, UNLIMITED))
-        ids, image = renderer.open(context).ids(), {"image_data": [grey_square_url()]}
+        vocabulary, urls = renderer.vocabulary, [grey_square_url()]
+        ids, image = self._ids_of_pictures(renderer, urls), {"image_data": urls}
         words = vocabulary.encode(_WORDS)
         letters = [id for letter in _WORDS for id in vocabulary.encode(letter)]
         counted = []
@@ -126,6 +123,26 @@ class SglangEngine(TokenServer):
             counted.append(next((each.prompt_tokens for each in reversed(pieces) if each.prompt_tokens), 0))
         return counted[1] - counted[0] == len(letters) - len(words)
 
+    def _ids_of_pictures(self, renderer: Renderer, urls: Sequence[str]) -> list[int]:
+        """The prompt of a message with these pictures."""
+        shown = [{"type": "input_image", "image_url": url} for url in urls]
+        item = read_item(wire.encode({"type": "message", "role": "user", "content": shown}), "")
+        encoder = BudgetedEncoder(renderer.vocabulary, UNLIMITED)
+        return renderer.open(renderer.start(Head(), Settings(), [item], encoder)).ids()
+
+    async def refuses_pictures(self, urls: Sequence[str]) -> bool:
+        ids = self._ids_of_pictures(self.renderer, [grey_square_url()] * len(urls))
+        asked: dict[str, Any] = {"sampling_params": {"max_new_tokens": 1}, "stream": True, "image_data": urls}
+        asked |= {"input_ids": ids} if self._speller is None else {"text": self._speller.write(ids)}
+        body = await asyncio.to_thread(wire.encode, asked)
+        try:
+            await self.ask_aside(Request("/generate", [body], {}, partial(_Parser, self)))
+        except InvalidRequest:
+            return True
+        except ApiError:
+            return False
+        return False
+
     def resent(self, job: Job, sent: Rendered) -> str | None:
         if not sent.body.pictures or job.parent is None:
             return None
@@ -138,7 +155,7 @@ class SglangEngine(TokenServer):
             return super().exchange(job, sent, limit, constraint, answer)
         write = partial(self.write, job, sent, limit, constraint)
         in_thread = partial(self.tokenizing.run, job.tenant, is_local=True)
-        return PicturedExchange(self.attempt, job, write, answer, in_thread)
+        return PicturedExchange(self.attempt, job, write, answer, in_thread, self.refuses_pictures)
 
     def write(self, job: Job, sent: Rendered, limit: int, constraint: Constraint | None) -> Request:
         """Takes time in proportion to the context if that has pictures."""

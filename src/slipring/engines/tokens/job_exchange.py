@@ -1,8 +1,8 @@
 """How the request of a job is sent to a token server: whole, in a session, or with pictures."""
 
-import re
 from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 from slipring.base.errors import ApiError, InvalidRequest, ServerError, forget_frames
 from slipring.core.generation import Delta, Emit, Finished, Job
@@ -10,12 +10,16 @@ from slipring.engines.remote.affinity import affinity_key
 from slipring.engines.remote.http_client import Answered
 from slipring.engines.remote.retries_and_breaker import GatewayFailed, RequestFailed, Retryable
 from slipring.engines.tokens.chain_ends import gone_at_end
+from slipring.engines.tokens.refused_pictures import (
+    Refuses,
+    may_be_refused_for_pictures,
+    naming,
+    new_pictures,
+    refused_picture,
+)
 from slipring.engines.tokens.sessions import Addressed, Lease, Sessions
 from slipring.engines.tokens.token_answer import PieceParser, TokenAnswer, TokenReader
 from slipring.prompts.rendering import Rendered
-from slipring.protocol.pictures.item_pictures import image_param, images_of
-
-_ABOUT_PICTURES = re.compile(r"\bimage|multi-?modal|\bPIL\b", re.IGNORECASE)
 
 
 class Request(NamedTuple):
@@ -134,12 +138,15 @@ class PicturedExchange(JobExchange):
         job: Job,
         write: Write,
         answer: TokenAnswer,
-        in_thread: Callable[[Write], Awaitable[Request]],
+        in_thread: Callable[[Callable[[], Any]], Awaitable[Any]],
+        refuses: Refuses,
         write_lean: Write | None = None,
     ) -> None:
-        """``write_lean``: writes a request without what the server should know; None if that is nothing."""
+        """``write_lean``: writes a request without what the server should know; None if that is nothing.
+        ``refuses``: asks the server which pictures it refuses, if it has refused the request."""
         super().__init__(send, job, write, answer)
         self._in_thread = in_thread
+        self._refuses = refuses
         self._write_lean = write_lean
         self._lean: Request | None = None
 
@@ -153,7 +160,7 @@ class PicturedExchange(JobExchange):
         try:
             await self._try_requests(emit, begin)
         except InvalidRequest as error:
-            raise _about_picture(error, self._job) from error.__cause__
+            raise await self._naming_picture(error) from error.__cause__
 
     async def _try_requests(self, emit: Emit, begin: Callable[[], None]) -> None:
         if self._lean is not None:
@@ -168,17 +175,10 @@ class PicturedExchange(JobExchange):
             self._request = await self._in_thread(self._write)
         await super().attempt(emit, begin)
 
-
-def _about_picture(error: InvalidRequest, job: Job) -> InvalidRequest:
-    """The refusal of a picture, which names its field: servers do not say which one they cannot decode, so
-    it is known only where one is new."""
-    if error.param is not None or _ABOUT_PICTURES.search(error.message) is None:
-        return error
-    new = [(index, item, each) for index, item in enumerate(job.input) for each in images_of(item)]
-    if len(new) != 1:
-        return error
-    index, item, image = new[0]
-    param = image_param(item, index, image)
-    error.message = f"Invalid '{param}': the model's server refuses the image: {error.message}"
-    error.args, error.param = (error.message,), param
-    return error
+    async def _naming_picture(self, error: InvalidRequest) -> InvalidRequest:
+        """The refusal of a request; of a picture, with its field."""
+        if self._answer.has_begun or not may_be_refused_for_pictures(error):
+            return error
+        new = await self._in_thread(partial(new_pictures, self._job))
+        picture = await refused_picture(new, self._refuses)
+        return error if picture is None else naming(error, picture)

@@ -8,7 +8,7 @@ If the server has loaded the plugin of ``sessions_plugin``, turns of a chain sen
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -51,6 +51,7 @@ from slipring.engines.vllm.pictured_requests import (
     content_parts,
     find_way,
     known_digests,
+    refuses,
     sees,
 )
 from slipring.prompts.rendering import Rendered, Renderer
@@ -146,6 +147,9 @@ class VllmEngine(TokenServer):
     async def sees(self) -> bool:
         return await sees(self._upstream.client, self.served.name)
 
+    async def refuses_pictures(self, urls: Sequence[str]) -> bool:
+        return await refuses(self._upstream.client, self.served.name, urls)
+
     async def picture_way(self, renderer: Renderer) -> str:
         if await find_way(self._upstream.client) == "ids":
             return "beside ids, new ones only"
@@ -163,7 +167,7 @@ class VllmEngine(TokenServer):
         write = partial(self._with_pictures, job, sent, constraint)
         in_thread = partial(self.tokenizing.run, job.tenant, is_local=True)
         lean = partial(write, known) if known else None
-        return PicturedExchange(self.attempt, job, write, answer, in_thread, lean)
+        return PicturedExchange(self.attempt, job, write, answer, in_thread, self.refuses_pictures, lean)
 
     def _with_pictures(
         self, job: Job, sent: Rendered, constraint: Constraint | None, known: frozenset[str] = frozenset()

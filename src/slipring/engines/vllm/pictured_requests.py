@@ -5,7 +5,9 @@ each picture. It keeps pictures by their names: those of earlier turns are named
 the server has dropped them. Any other server takes them by its chat endpoint, which renders all messages.
 """
 
+import asyncio
 import hashlib
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from msgspec import Raw
@@ -25,17 +27,33 @@ RESENT = "the server takes pictures by its chat endpoint only: all messages are 
 Way = Literal["ids", "chat"]
 _ABSENT = (403, 404, 405, 501)
 """vLLM 0.32 answers with the first unless it was started with the flag."""
+_REFUSED = (400, 422)
 
 
 async def sees(client: HttpClient, model: str) -> bool:
     """Whether a server's model takes pictures: whether it tokenizes a message with one."""
-    part = {"type": "image_url", "image_url": {"url": grey_square_url()}}
-    asked = {"model": model, "messages": [{"role": "user", "content": [part]}]}
     try:
-        await client.query("/tokenize", [wire.encode(asked)])
+        await _tokenize(client, model, [grey_square_url()])
     except HttpFailure:
         return False
     return True
+
+
+async def refuses(client: HttpClient, model: str, urls: Sequence[str]) -> bool:
+    """Whether a server refuses to tokenize a message with these pictures, which it decodes for that."""
+    try:
+        await _tokenize(client, model, urls)
+    except BadStatus as error:
+        return error.status in _REFUSED
+    except HttpFailure:
+        return False
+    return False
+
+
+async def _tokenize(client: HttpClient, model: str, urls: Sequence[str]) -> None:
+    parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    asked = {"model": model, "messages": [{"role": "user", "content": parts}]}
+    await client.query("/tokenize", [await asyncio.to_thread(wire.encode, asked)])
 
 
 async def find_way(client: HttpClient) -> Way:

@@ -29,7 +29,7 @@ _IN_ITEM = {
     "server_label": "server_name",
     "output": "content",
 }
-_IN_PART = {".image_url": ".source", ".file_id": ".source"}
+_IN_PART = dict.fromkeys((".image_url", ".file_id", ".file_data", ".file_url"), ".source")
 _IN_TOOL = {
     "parameters": "input_schema",
     "server_label": "name",

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from slipring.protocol.items import Item, computed_once
 
-_LEAST_BYTES = 2048
+LEAST_BYTES = 2048
 """Shorter data stays in its item: a row for it would take as much."""
 _START = b";base64,"
 _PDF_START = b'"JVBERi0'
@@ -36,7 +36,7 @@ def data_spans(item: Item) -> tuple[Span, ...]:
     """The data of pictures and documents in an item, with its digests. Takes time in proportion to the
     item."""
     raw = item.raw
-    if len(raw) < _LEAST_BYTES:
+    if len(raw) < LEAST_BYTES:
         return ()
     found: list[Span] = []
     at, looked_at = 0, 0
@@ -49,7 +49,7 @@ def data_spans(item: Item) -> tuple[Span, ...]:
         looked_at += 1
         start += at
         at = _end(raw, start)
-        if at - start >= _LEAST_BYTES:
+        if at - start >= LEAST_BYTES:
             digest = blake2b(memoryview(raw)[start:at], digest_size=_DIGEST_BYTES).digest()
             found.append(Span(start, at, digest))
     return tuple(found)

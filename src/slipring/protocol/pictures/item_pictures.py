@@ -8,9 +8,9 @@ decoded, and never for a look at its parts.
 
 import binascii
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
-from typing import NamedTuple, get_args
+from typing import NamedTuple, cast, get_args
 
 import msgspec
 from msgspec import Raw, Struct, structs
@@ -29,7 +29,7 @@ from slipring.protocol.items import (
     may_have_images,
     raw_digest,
 )
-from slipring.protocol.pictures.data_spans import data_spans
+from slipring.protocol.pictures.data_spans import LEAST_BYTES, data_spans
 from slipring.protocol.pictures.image_headers import BrokenImage, MediaType, read_image_header
 from slipring.protocol.pictures.pdf_documents import Document, document_in
 
@@ -364,12 +364,37 @@ def without_images(item: Item) -> Item:
     if not images:
         return item
     found = dict(zip((image.place for image in images if image.has_data), pictures(item), strict=True))
-    fields = _fields.decode(item.raw)
-    parts: list[object] = list(_parts.decode(fields["content"]))
+    fields, parts = _without_data(item, found) or _content_of(item.raw)
     for image in images:
         shown = described(found[image.place]) if image.has_data else "image"
         parts[image.place] = {"type": "input_text", "text": f"[{shown}]"}
     return structs.replace(item, raw=wire.encode({**fields, "content": parts}))
+
+
+_Content = tuple[dict[str, Raw], list[object]]
+
+
+def _content_of(raw: bytes) -> _Content:
+    """The fields of a message, and its parts."""
+    fields = _fields.decode(raw)
+    return fields, list(_parts.decode(fields["content"]))
+
+
+def _without_data(item: Item, found: Mapping[int, Picture]) -> _Content | None:
+    """The same without the data of pictures, which takes no time in proportion to it: where data stands was
+    found when the item was examined. None if some of it may stand elsewhere than in the pictures."""
+    raw, spans = item.raw, data_spans(item)
+    kept, at = [], 0
+    for span in spans:
+        if raw[span.end : span.end + 1] != b'"' or raw[span.end - 1 : span.end] == b"\\":
+            return None  # it does not end with its string
+        kept.append(raw[at : span.start])
+        at = span.end
+    fields, parts = _content_of(b"".join([*kept, raw[at:]]))
+    large = [place for place, picture in found.items() if -(-picture.size_bytes // 3) * 4 >= LEAST_BYTES]
+    emptied = [place for place in large if len(bytes(cast(Raw, parts[place]))) < LEAST_BYTES]
+    # Each of them has lost data, and no more was cut out: so each has lost its own, and nothing else has.
+    return (fields, parts) if len(large) == len(emptied) == len(spans) else None
 
 
 def described(picture: Picture) -> str:

@@ -26,7 +26,7 @@ from slipring.server.connections.content_encodings import refusal_of
 from slipring.server.connections.fair_reading import LARGE_READ_BYTES, FairReading
 from slipring.server.connections.open_connections import Connections
 from slipring.server.connections.tracked_connection import ConnectionState
-from slipring.server.endpoints.replies import add_standard_headers, error_response
+from slipring.server.endpoints.replies import LargeBody, add_standard_headers, error_response
 
 _MAX_HEAD_BYTES = 128 * 1024
 """Limit for a request's line and headers together. aiohttp limits each of them and their number only."""
@@ -277,6 +277,8 @@ class HttpConnection(ServerProtocol):
             if not request.content.is_eof():
                 # aiohttp closes the connection then. A client that does not know would use it once more.
                 response.force_close()
+        if isinstance(response, web.Response) and isinstance(response.body, LargeBody):
+            response.body.connection = self
         return response
 
     def cut_off(self) -> None:

@@ -31,6 +31,7 @@ from slipring.server.endpoints.messages import speaks_messages
 from slipring.server.endpoints.moderations import moderate
 from slipring.server.endpoints.replies import (
     add_standard_headers,
+    body_of,
     error_response,
     json_response,
     request_id_of,
@@ -248,7 +249,7 @@ def _show_parked(service: Service, request: web.Request) -> web.Response:
     if state is None or tenant is None:
         raise web.HTTPNotFound
     body, headers = service.peers.reply(tenant, state)
-    return web.Response(body=body, headers=headers, content_type="application/octet-stream")
+    return web.Response(body=body_of(body), headers=headers, content_type="application/octet-stream")
 
 
 def _describe(model: Model) -> ModelObject:

@@ -2,9 +2,13 @@
 every response carries.
 """
 
-from collections.abc import MutableMapping
+import asyncio
+from collections.abc import Callable, MutableMapping
+from typing import Protocol
 
 from aiohttp import hdrs, web
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.payload import Payload
 
 from slipring.base.errors import ApiError
 from slipring.protocol import wire
@@ -13,6 +17,57 @@ from slipring.protocol.events import Error
 from slipring.server.id_minting import mint
 
 _REQUEST_ID = web.RequestKey("request_id", str)
+_PIECE_BYTES = 256 * 1024
+"""Larger bodies are written in pieces of this size."""
+
+
+class Sending(Protocol):
+    """The connection that a body is sent on."""
+
+    queued_bytes: Callable[[], int] | None
+
+
+class LargeBody(Payload):
+    """The body of a response that is written piece by piece, as the client reads it.
+
+    Written at once, the event loop would copy all of it twice before it does anything else. What was not
+    written yet counts as unread, like what the transport has.
+    """
+
+    def __init__(self, body: bytes) -> None:
+        super().__init__(body)
+        self._body = body
+        self._left = len(body)
+        self.connection: Sending | None = None
+        """Set before it is written."""
+
+    @property
+    def size(self) -> int:
+        return len(self._body)
+
+    def left(self) -> int:
+        return self._left
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        return self._body.decode(encoding, errors)
+
+    async def write(self, writer: AbstractStreamWriter) -> None:
+        connection, pieces = self.connection, memoryview(self._body)
+        assert connection is not None
+        connection.queued_bytes = self.left
+        try:
+            for start in range(0, len(pieces), _PIECE_BYTES):
+                piece = pieces[start : start + _PIECE_BYTES]
+                self._left -= len(piece)
+                await writer.write(piece)
+                await asyncio.sleep(0)  # it has not waited if the client keeps up
+        finally:
+            connection.queued_bytes = None
+
+
+def body_of(data: bytes) -> bytes | LargeBody:
+    """Data as the body of a response."""
+    return LargeBody(data) if len(data) > _PIECE_BYTES else data
 
 
 def json_response(body: object, status: int = 200) -> web.Response:
@@ -21,7 +76,7 @@ def json_response(body: object, status: int = 200) -> web.Response:
 
 def encoded_response(body: bytes, status: int = 200) -> web.Response:
     """JSON as an HTTP response."""
-    return web.Response(body=body, status=status, content_type="application/json")
+    return web.Response(body=body_of(body), status=status, content_type="application/json")
 
 
 def error_response(error: ApiError, translation: Translation = RESPONSES) -> web.Response:
