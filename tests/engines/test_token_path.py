@@ -51,7 +51,7 @@ class Ceiling(NamedTuple):
     turn_modules: int
 
 
-CEILINGS = {"vllm": Ceiling(8, 14, 102), "chat": Ceiling(6, 13, 83)}
+CEILINGS = {"vllm": Ceiling(8, 14, 103), "chat": Ceiling(6, 13, 84)}
 
 
 class Calls:
