@@ -14,6 +14,8 @@ attack = Registry("unread", peak_mib=768, event_ms=1000)
 _LARGE = "x" * (15 * MIB)
 _PAUSE_S = 1.5
 """Below `send_timeout_s`, and longer than the second between two checks of deadlines."""
+_PATIENT = {"body_timeout_s": 30, "send_timeout_s": 30}
+"""As servers have them: on a busy machine, a healthy client may stand still for longer than attackers get."""
 _ANSWERED_S = 60.0
 """How long a server may take until it has begun to answer all attackers."""
 
@@ -188,7 +190,7 @@ async def a_byte_a_second(stage: Stage) -> None:
             dripping.cancel()
 
 
-@attack(quick=True)
+@attack(quick=True, limits=_PATIENT)
 async def slow_stream(stage: Stage) -> None:
     """A healthy client of an SSE stream with 8 MiB of instructions pauses before it reads: it gets all."""
     create = {"input": "go", "instructions": _LARGE[: 8 * MIB], "store": False, "stream": True}
@@ -207,7 +209,7 @@ async def slow_stream(stage: Stage) -> None:
         )
 
 
-@attack(quick=True)
+@attack(quick=True, limits=_PATIENT)
 async def slow_socket(stage: Stage) -> None:
     """A healthy client of a new WebSocket pauses before it reads 8 MiB of instructions: it gets all of it."""
     async with websockets(stage.server, stage.key) as (socket,):
@@ -221,7 +223,7 @@ async def slow_socket(stage: Stage) -> None:
             stage.check(False, f"disconnected: {type(error).__name__}")
 
 
-@attack(quick=True)
+@attack(quick=True, limits=_PATIENT)
 async def slow_get(stage: Stage) -> None:
     """A healthy client pauses before it reads the answers of a GET and a POST of 8 MiB: it gets all."""
     create = {"input": "go", "instructions": _LARGE[: 8 * MIB]}
