@@ -14,7 +14,7 @@ attack = Registry("unread", peak_mib=768, event_ms=1000)
 _LARGE = "x" * (15 * MIB)
 _PAUSE_S = 1.5
 """Below `send_timeout_s`, and longer than the second between two checks of deadlines."""
-_PATIENT = {"body_timeout_s": 30, "send_timeout_s": 30}
+_PATIENT = {"header_timeout_s": 30, "body_timeout_s": 30, "send_timeout_s": 30}
 """As servers have them: on a busy machine, a healthy client may stand still for longer than attackers get."""
 _ANSWERED_S = 60.0
 """How long a server may take until it has begun to answer all attackers."""
