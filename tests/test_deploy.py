@@ -38,7 +38,7 @@ THEIRS = {
 }
 # Ours, but not in the table of settings; and where they are.
 ELSEWHERE = {
-    "--config": "src/slipring/config/settings.py",
+    "--config": "src/slipring/config/flags.py",
     "--tenant": "src/slipring/commands/keys.py",
     "SLIPRING_AFFINITY_SECRET": "src/slipring/engines/remote/affinity.py",
 }

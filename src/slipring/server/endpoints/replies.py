@@ -6,9 +6,8 @@ import asyncio
 from collections.abc import Callable, MutableMapping
 from typing import Protocol
 
-from aiohttp import hdrs, web
+from aiohttp import Payload, hdrs, web
 from aiohttp.abc import AbstractStreamWriter
-from aiohttp.payload import Payload
 
 from slipring.base.errors import ApiError
 from slipring.protocol import wire
