@@ -124,10 +124,11 @@ async def test_tools_that_cannot_be_used_are_left_out(
         ADD,
         ADD,
         {**ADD, "name": "odd", "annotations": {"readOnlyHint": "perhaps"}},
+        {**ADD, "name": "half", "annotations": {"readOnlyHint": True, "destructiveHint": "no"}},
     ]
     found = await pool.tools(at(fake, max_schema_bytes=1000))
-    assert [tool.name for tool in found.tools] == ["add", "odd"]
-    assert found.tools[1].annotations.read_only_hint is None
+    assert [tool.name for tool in found.tools] == ["add", "odd", "half"]
+    assert [tool.annotations.read_only_hint for tool in found.tools[1:]] == [None, None]
     assert len(found.left_out) == 6
     assert "6 tools are left out" in caplog.text
 

@@ -30,4 +30,4 @@ class StoreMaintenance:
     async def _prune(self) -> None:
         """Announce this node, then delete expired rows."""
         await self._service.peers.announce()
-        await self._service.store.pruning.prune(shared_now())
+        await self._service.store.pruning.prune(shared_now)

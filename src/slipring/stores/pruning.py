@@ -162,9 +162,10 @@ class Pruning:
         self._heads = _Slices("slipring_heads", "slipring_responses", "head")
         self._pictures = _Slices("slipring_pictures", "slipring_picture_uses", "digest")
 
-    async def prune(self, now: float) -> None:
-        """Remove what can be removed, in small steps, with pauses for other writes."""
-        while await self.step(now):  # noqa: ASYNC110 - a pause, not a wait
+    async def prune(self, now: Callable[[], float]) -> None:
+        """Remove what can be removed, in small steps, with pauses for other writes. ``now`` is asked in each:
+        they may go on for as long as others write."""
+        while await self.step(now()):  # noqa: ASYNC110 - a pause, not a wait
             await asyncio.sleep(_PAUSE_S)
 
     async def step(self, now: float, limit: int = _STEP_ROWS) -> int:

@@ -1109,6 +1109,26 @@ def test_calls_in_other_forms() -> None:
     ]
 
 
+@pytest.mark.parametrize("index", ["0", "1", 0.5, True, None, {"at": 0}, []])
+def test_an_index_of_a_choice_that_is_no_number_says_nothing(index: Any) -> None:
+    answer = {"choices": [{"index": index, "delta": {"content": "hi"}}]}
+    further = {"choices": [{"index": 1, "delta": {"content": "other"}}]}
+    assert content_of(answer, further) == [Text("hi")]
+
+
+def test_a_digit_that_is_sent_as_a_number_is_not_lost() -> None:
+    assert content_of(delta_of(content=1), delta_of(content=0)) == [Text("10")]
+    assert content_of(delta_of(reasoning_content=0), delta_of(content="a")) == [Thought("0"), Text("a")]
+
+
+@pytest.mark.parametrize("nothing", [False, [0], {}, None, 0.5])
+def test_a_call_may_be_named_and_numbered_by_nothing(nothing: Any) -> None:
+    function = {"name": "get_weather", "arguments": '{"city":"Rome"}'}
+    assert calls_of({"index": nothing, "id": nothing, "function": function}) == [
+        ("get_weather", {"city": "Rome"})
+    ]
+
+
 def test_calls_may_be_numbered_by_texts_and_named_by_numbers() -> None:
     pieces: list[Json] = [
         {"index": "0", "id": 7, "function": {"name": "get_weather", "arguments": '{"city":'}},

@@ -243,6 +243,8 @@ def test_a_projector_is_found_beside_its_model(tmp_path: Path) -> None:
     (tmp_path / "mmproj-Eye-7B-F16.gguf").touch()
     assert found("Eye-7B-Q4_K_M.gguf") == "mmproj-Eye-7B-F16.gguf"
     assert found("Blind-8B-Q8_0.gguf") == ""
+    (tmp_path / "Q4_K_M.gguf").touch()
+    assert found("Q4_K_M.gguf") == "", "a file without a model's name"
     assert found("Blind-8B-Q8_0.gguf", mmproj="/x/eye.gguf") == "eye.gguf"
     assert found("Eye-7B-Q4_K_M.gguf", mmproj="none") == ""
 

@@ -93,6 +93,19 @@ def test_the_label_chooses_among_servers_with_one_url() -> None:
 
 
 @pytest.mark.parametrize(
+    ("registered", "named"),
+    [
+        ("https://example.com/mcp", "https://example.com:443/mcp"),
+        ("https://example.com:443/mcp", "https://example.com/mcp"),
+        ("http://example.com/mcp", "http://example.com:80/mcp"),
+    ],
+)
+def test_a_usual_port_may_be_spelled_out(registered: str, named: str) -> None:
+    servers = registry(McpRegistration("s", url=registered))
+    assert servers.find(McpTool("mine", server_url=named), None).name == "s"
+
+
+@pytest.mark.parametrize(
     ("tool", "complaint"),
     [
         ({}, "server_label: no MCP server with this name is registered here"),

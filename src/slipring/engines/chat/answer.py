@@ -121,7 +121,7 @@ class ChatAnswer:
         if chunk.usage:
             self._usage = Usage.of(chunk.usage)
         for choice in chunk.choices or ():
-            if not choice.index:
+            if not choice.index or not choice.is_further:
                 self._take_choice(choice, deltas)
 
     def _recovered(self, payload: bytes, error: msgspec.DecodeError) -> Chunk:
@@ -188,8 +188,7 @@ class ChatAnswer:
         delta = choice.delta or (None if self._streams else choice.message)
         if delta is None:
             return
-        if delta.has_content:
-            self._emit(self._content(delta), deltas)
+        self._emit(self._content(delta), deltas)
         if delta.reasoning_details or delta.extra_content or delta.provider_specific_fields:
             self._keep(delta)
         calls = delta.tool_calls or ()

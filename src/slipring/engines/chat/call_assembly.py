@@ -12,13 +12,14 @@ never made up.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, Struct
 
 from slipring.base.errors import ServerError
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta
-from slipring.engines.chat.chunks import CallPiece, text_of
+from slipring.engines.chat.chunks import CallPiece, number_of, text_of
 from slipring.engines.chat.returned_fields import NONE, ReturnedFields, kept
 from slipring.prompts.parsing.calls.json_scanner import JsonScanner
 from slipring.protocol.tools import CallableTool
@@ -34,6 +35,11 @@ class _Input(Struct):
 
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _input = msgspec.json.Decoder(_Input | str)
+
+
+def _named(value: Any) -> int | str | None:
+    """What a server names a call by: a text or a whole number. Anything else names none."""
+    return value if isinstance(value, str) else number_of(value)
 
 
 class _Call:
@@ -131,7 +137,7 @@ class CallAssembly:
             growing is not None
             and function is not None
             and not function.name
-            and piece.index is not None
+            and type(piece.index) in (int, str)
             and self._at.get(piece.index) is growing
             and not growing.is_complete
             and piece.extra_content is UNSET
@@ -145,6 +151,7 @@ class CallAssembly:
                 return self._advance()
             growing.emitted += 1
             return [CallArguments(text)]
+        piece.index, piece.id = _named(piece.index), _named(piece.id)
         name, text = (text_of(function.name), function.arguments_json) if function is not None else ("", "")
         call = self._find(piece, name, text)
         if call is None:

@@ -36,6 +36,12 @@ def text_of(value: Any, depth: int = 0) -> str:
     return ""
 
 
+def number_of(value: Any) -> int | None:
+    """A whole number; None for anything else."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return int(value) if is_number and value == value // 1 else None
+
+
 class FunctionPiece(Struct, gc=False):
     name: Any = None
     arguments: Any = None
@@ -50,8 +56,8 @@ class FunctionPiece(Struct, gc=False):
 
 
 class CallPiece(Struct, gc=False):
-    index: int | float | str | None = None
-    id: int | float | str | None = None
+    index: Any = None
+    id: Any = None
     function: FunctionPiece | None = None
     extra_content: Raw | UnsetType = UNSET
     provider_specific_fields: Raw | UnsetType = UNSET
@@ -97,13 +103,6 @@ class ChunkDelta(Struct, gc=False):
         return found
 
     @property
-    def has_content(self) -> bool:
-        """Whether there may be anything besides calls."""
-        return bool(
-            self.content or self.reasoning_content or self.reasoning or self.reasoning_details or self.refusal
-        )
-
-    @property
     def is_empty(self) -> bool:
         return not (self.tool_calls or self.thought or self.parts or text_of(self.refusal))
 
@@ -139,6 +138,11 @@ class Choice(Struct, gc=False):
     finish_reason: Any = None
     """Why the answer has ended. Nothing is stated by `false`, `0` or an empty object."""
     logprobs: Any = None
+
+    @property
+    def is_further(self) -> bool:
+        """Whether it is another choice than the first. An index that is no whole number says nothing."""
+        return number_of(self.index) not in (0, None)
 
     @property
     def is_empty(self) -> bool:

@@ -55,7 +55,7 @@ def _is_projector(path: str) -> bool:
 def _suited(model: str, projectors: list[str], models: Iterable[str]) -> list[str]:
     """The projectors for the model in a file."""
     name = model_name(model)
-    named = [each for each in projectors if name in each.rpartition("/")[2].lower()]
+    named = [each for each in projectors if name and name in each.rpartition("/")[2].lower()]
     return named or (projectors if all(model_name(each) == name for each in models) else [])
 
 

@@ -131,7 +131,10 @@ class SglangEngine(TokenServer):
         return renderer.open(renderer.start(Head(), Settings(), [item], encoder)).ids()
 
     async def refuses_pictures(self, urls: Sequence[str]) -> bool:
-        ids = self._ids_of_pictures(self.renderer, [grey_square_url()] * len(urls))
+        try:
+            ids = self._ids_of_pictures(self.renderer, [grey_square_url()] * len(urls))
+        except ApiError:  # the template takes no such message: nothing is known of the server
+            return False
         asked: dict[str, Any] = {"sampling_params": {"max_new_tokens": 1}, "stream": True, "image_data": urls}
         asked |= {"input_ids": ids} if self._speller is None else {"text": self._speller.write(ids)}
         body = await asyncio.to_thread(wire.encode, asked)

@@ -1,6 +1,8 @@
 """How the request of a job is sent to a token server: whole, in a session, or with pictures."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,6 +22,10 @@ from slipring.engines.tokens.refused_pictures import (
 from slipring.engines.tokens.sessions import Addressed, Lease, Sessions
 from slipring.engines.tokens.token_answer import PieceParser, TokenAnswer, TokenReader
 from slipring.prompts.rendering import Rendered
+
+_NAMING_S = 5.0
+"""How long the server is asked which picture it refuses. The time counts as that in which its answer has to
+begin, and a server that does not answer in time counts as failed."""
 
 
 class Request(NamedTuple):
@@ -180,5 +186,8 @@ class PicturedExchange(JobExchange):
         if self._answer.has_begun or not may_be_refused_for_pictures(error):
             return error
         new = await self._in_thread(partial(new_pictures, self._job))
-        picture = await refused_picture(new, self._refuses)
+        picture = None
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_NAMING_S):
+                picture = await refused_picture(new, self._refuses)
         return error if picture is None else naming(error, picture)

@@ -1,7 +1,7 @@
 """Which picture of a turn a server refuses: servers refuse the request, and do not say which one they mean.
 
 Where more than one picture is new, the server is asked about half of them, and half of those, until one is
-left: seven requests for the most pictures that a request may have, and none for turns that do not fail.
+left: eight requests for the most pictures that a request may have, and none for turns that do not fail.
 """
 
 import re
@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from slipring.base.errors import InvalidRequest
 from slipring.core.generation import Job
+from slipring.engines.grey_square import grey_square_url
 from slipring.protocol.items import in_context
 from slipring.protocol.pictures.item_pictures import image_param, image_parts, images_of, is_data, plain_url
 
@@ -32,7 +33,8 @@ def may_be_refused_for_pictures(error: InvalidRequest) -> bool:
 
 
 def new_pictures(job: Job) -> list[NewPicture]:
-    """The pictures in the new items of a job. Decodes the items: not for the event loop."""
+    """The pictures in the new items of a job; none if the data of one is not known, because it may be the one
+    that is refused. Decodes the items: not for the event loop."""
     found = []
     for index, item in enumerate(job.input):
         if not (images := images_of(item)):
@@ -41,20 +43,23 @@ def new_pictures(job: Job) -> list[NewPicture]:
         if len(images_of(shown)) != len(images):  # pages of documents stand there, too
             shown = item
         for image, (_, part) in zip(images, image_parts(shown), strict=True):
-            if part.image_url is not None and is_data(part.image_url):
-                found.append(NewPicture(image_param(item, index, image), plain_url(part.image_url)))
+            if part.image_url is None or not is_data(part.image_url):
+                return []
+            found.append(NewPicture(image_param(item, index, image), plain_url(part.image_url)))
     return found
 
 
 async def refused_picture(new: Sequence[NewPicture], refuses: Refuses) -> NewPicture | None:
-    """The picture that the server refuses; None if it refuses none of them alone."""
+    """The picture that the server refuses; None if it refuses none of them alone, or others as well."""
     if len(new) == 1:
         return new[0]
     left = new
     while len(left) > 1:
         half = left[: len(left) // 2]
         left = half if await refuses([each.url for each in half]) else left[len(half) :]
-    return left[0] if left and await refuses([left[0].url]) else None
+    if not left or not await refuses([left[0].url]):
+        return None
+    return None if await refuses([grey_square_url()]) else left[0]
 
 
 def naming(error: InvalidRequest, picture: NewPicture) -> InvalidRequest:

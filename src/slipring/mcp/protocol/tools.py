@@ -18,9 +18,14 @@ _MAX_CONTENT_BLOCKS = 10_000
 
 
 class ToolAnnotations(msgspec.Struct, frozen=True, rename="camel"):
-    """What a server says about a tool. Not to be trusted unless the server is."""
+    """What a server says about a tool. Not to be trusted unless the server is. Only ``read_only_hint`` is
+    used; the others are here because one of another type makes all of them invalid."""
 
+    title: str | None = None
     read_only_hint: bool | None = None
+    destructive_hint: bool | None = None
+    idempotent_hint: bool | None = None
+    open_world_hint: bool | None = None
 
 
 class _WireTool(msgspec.Struct, rename="camel"):

@@ -60,6 +60,8 @@ class LargeBody(Payload):
                 self._left -= len(piece)
                 await writer.write(piece)
                 await asyncio.sleep(0)  # it has not waited if the client keeps up
+            # A connection whose request has ended may be closed, with what it has not sent.
+            await writer.drain()
         finally:
             connection.queued_bytes = None
 

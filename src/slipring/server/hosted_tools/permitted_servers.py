@@ -191,10 +191,12 @@ def _value(name: str, variable: str, environ: Mapping[str, str]) -> str:
 
 
 def _is_at(server: McpServer, url: URL) -> bool:
-    if not isinstance(server, HttpServer):
-        return False
-    own = server.url
-    return own.origin() == url.origin() and own.raw_path_qs == url.raw_path_qs
+    return isinstance(server, HttpServer) and _place(server.url) == _place(url)
+
+
+def _place(url: URL) -> tuple[str, str | None, int | None, str]:
+    """What a URL leads to: a usual port may be spelled out or not."""
+    return url.scheme, url.host, url.port, url.raw_path_qs
 
 
 def _may_use(key: Key | None, name: str) -> bool:
