@@ -10,7 +10,7 @@ class TenantSlots:
     def __init__(self, per_tenant: int) -> None:
         self._per_tenant = per_tenant
         self._tenants: WeakValueDictionary[str, Semaphore] = WeakValueDictionary()
-        """Those that are in use: whoever holds a slot, or waits for one, refers to the semaphore."""
+        """The semaphores in use: each task that holds a slot, or waits for one, refers to its semaphore."""
 
     def hold(self, tenant: str) -> Semaphore:
         """To be used as a context: the block begins when one of the tenant's slots is free, and holds it."""

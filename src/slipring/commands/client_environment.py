@@ -1,4 +1,4 @@
-"""What the clients among the commands are told about a server: its URL and the API key."""
+"""The server that a client command connects to: its URL and the API key."""
 
 import argparse
 import re

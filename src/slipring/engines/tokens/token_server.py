@@ -131,7 +131,7 @@ class TokenServer(RemoteEngine):
     schedule: ReplicaSchedules | None = None
     """Decides which turns run, if it is known how much the server's cache holds."""
     _loop_ends: ChainEnds | None = None
-    """Set by ``start`` together with the schedule, which is told the ends of loops."""
+    """Set by ``start`` together with the schedule, to which it reports the ends of loops."""
     sessions: Sessions | None = None
     """Set by ``start`` if the server has them and they are wanted."""
     offer: Offer = Offer()
