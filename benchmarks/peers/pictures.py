@@ -2,12 +2,14 @@
 of whole histories token by token, and runs Open Responses' case ``image-input``, on real engines with tiny
 models that see.
 
-    python benchmarks/peers/pictures.py vllm vllm-chat llama [--write]
+    python benchmarks/peers/pictures.py vllm vllm-chat llama [--rounds 7] [--write]
 
 All that an engine is sent goes through a relay that counts. Ways: ``chained`` (slipring, each turn sends its
 new items), ``whole`` (slipring, each turn sends everything, and nothing is recognised), ``own`` (the engine's
-chat endpoint, everything). ``vllm`` (CPU build) has ``--enable-scale-out``; ``vllm-chat`` has not, so that
-slipring uses its chat endpoint. What ``--write`` writes replaces what the record has of the same engines.
+chat endpoint, everything). They run in turn, round after round, each of which asks something else; a round
+before them, in which servers do what they do only once, is left out. ``vllm`` (CPU build) has
+``--enable-scale-out``; ``vllm-chat`` has not, so that slipring uses its chat endpoint. ``--write`` replaces
+what the record has of the same engines.
 
 The models answer with words that are one token each: equal texts are equal tokens.
 """
@@ -93,8 +95,8 @@ class Relay:
             writer.close()
 
 
-def question(turn: int) -> list[dict[str, Any]]:
-    text = {"type": "input_text", "text": f"What do you see, number {turn}? " * 8}
+def question(turn: int, about: str) -> list[dict[str, Any]]:
+    text = {"type": "input_text", "text": f"In {about}, what do you see, number {turn}? " * 8}
     picture = {"type": "input_image", "image_url": SCREENSHOT}
     small = {"type": "input_image", "image_url": data_url(png(40, 40, 100 + turn))}
     parts = [text, picture] if turn == 0 else [text, small] if turn == 2 else [text]
@@ -119,11 +121,13 @@ async def post(http: aiohttp.ClientSession, url: str, **body: Any) -> tuple[dict
         return json.loads(text or "{}"), 1000 * (time.perf_counter() - begun)
 
 
-async def responses(http: aiohttp.ClientSession, url: str, *, chained: bool) -> AsyncIterator[dict[str, Any]]:
+async def responses(
+    http: aiohttp.ClientSession, url: str, about: str, *, chained: bool
+) -> AsyncIterator[dict[str, Any]]:
     history: list[Any] = []
     before: str | None = None
     for turn in range(TURNS):
-        asked = question(turn)
+        asked = question(turn, about)
         sent = {"input": asked, "previous_response_id": before} if chained else {"input": [*history, *asked]}
         answer, took = await post(
             http, f"{url}/responses", temperature=0, max_output_tokens=TOKENS, store=chained, **sent
@@ -140,10 +144,12 @@ async def responses(http: aiohttp.ClientSession, url: str, *, chained: bool) -> 
         }
 
 
-async def chats(http: aiohttp.ClientSession, url: str, model: str) -> AsyncIterator[dict[str, Any]]:
+async def chats(
+    http: aiohttp.ClientSession, url: str, model: str, about: str
+) -> AsyncIterator[dict[str, Any]]:
     messages: list[Any] = []
     for turn in range(TURNS):
-        messages += map(chat_message, question(turn))
+        messages += map(chat_message, question(turn, about))
         answer, took = await post(
             http,
             f"{url}/chat/completions",
@@ -180,33 +186,40 @@ async def measured(turns: AsyncIterator[dict[str, Any]], relay: Relay) -> list[d
 
 
 async def measure(
-    engine: Server, spec: str, ways: Sequence[str], resets: Sequence[str] = (), **env: str
+    engine: Server, spec: str, rounds: int, resets: Sequence[str] = (), **env: str
 ) -> dict[str, Any]:
     """``spec``: how slipring is given the engine; ``URL`` stands for its address. ``resets``: paths of the
-    engine that empty its caches."""
+    engine that empty its caches. Returns, for each way, the turns of each round."""
     relay = Relay(int(engine.url.rpartition(":")[2].partition("/")[0]))
-    timeout = aiohttp.ClientTimeout(total=300)
+    timeout, key = aiohttp.ClientTimeout(total=300), {"Authorization": f"Bearer {engine.key}"}
     found: dict[str, Any] = {}
-    async with relay.running() as port, aiohttp.ClientSession(timeout=timeout) as http:
-        loop = asyncio.get_running_loop()
-        for way in ways:
-            for path in resets:  # no way finds what another one has left in the engine
-                await post(http, f"http://127.0.0.1:{port}{path}")
-            if way == "own":
-                key = {"Authorization": f"Bearer {engine.key}"}
-                async with aiohttp.ClientSession(timeout=timeout, headers=key) as own:
-                    turns = chats(own, f"http://127.0.0.1:{port}/v1", engine.model)
-                    found[way] = await measured(turns, relay)
-                continue
-            flags = ("--recognised-s", "0") if way == "whole" else ()
-            with ExitStack() as stack:
-                started = slipring(spec.replace("URL", f"http://127.0.0.1:{port}"), *flags, **env)
-                url = await loop.run_in_executor(None, stack.enter_context, started)
-                found[way] = await measured(responses(http, url, chained=way != "whole"), relay)
-    return found
+    with ExitStack() as running:
+        async with (
+            relay.running() as port,
+            aiohttp.ClientSession(timeout=timeout) as http,
+            aiohttp.ClientSession(timeout=timeout, headers=key) as own,
+        ):
+            start, spec = (
+                asyncio.get_running_loop().run_in_executor,
+                spec.replace("URL", f"http://127.0.0.1:{port}"),
+            )
+            url = await start(None, running.enter_context, slipring(spec, **env))
+            whole = slipring(spec, "--recognised-s", "0", **env)
+            whole_url = await start(None, running.enter_context, whole)
+            ways: dict[str, Callable[[str], AsyncIterator[dict[str, Any]]]] = {
+                "chained": lambda about: responses(http, url, about, chained=True),
+                "whole": lambda about: responses(http, whole_url, about, chained=False),
+                "own": lambda about: chats(own, f"http://127.0.0.1:{port}/v1", engine.model, about),
+            }
+            for number in range(rounds + 1):
+                for way, turns in ways.items():
+                    for path in resets:  # no way finds what another one has left in the engine
+                        await post(http, f"http://127.0.0.1:{port}{path}")
+                    found.setdefault(way, []).append(await measured(turns(f"round {number}"), relay))
+    return {way: turns[1:] for way, turns in found.items()}
 
 
-def measure_llama() -> dict[str, Any]:
+def measure_llama(rounds: int) -> dict[str, Any]:
     """A llama-server as slipring embeds it, with the tiny model of the tests."""
     with TemporaryDirectory() as folder:
         path, eyes = Path(folder, "Tiny-Q8_0.gguf"), Path(folder, "mmproj-Tiny.gguf")
@@ -215,25 +228,21 @@ def measure_llama() -> dict[str, Any]:
         marker = f"<__media_{secrets.token_hex(16)}__>"
         with llama_server(1, path, slots=2, projector=str(eyes), media_marker=marker) as engine:
             spec = "llama:URL,key_env=LLAMA_KEY"
-            return asyncio.run(measure(engine, spec, ("chained", "whole", "own"), LLAMA_KEY=engine.key))
+            return asyncio.run(measure(engine, spec, rounds, LLAMA_KEY=engine.key))
 
 
-def measure_vllm(*flags: str) -> dict[str, Any]:
-    with seeing_vllm(*flags) as engine:
-        return measure_seeing(engine)
-
-
-def measure_seeing(engine: Server) -> dict[str, Any]:
-    """``engine``: a vLLM that serves the tiny model."""
+def measure_vllm(rounds: int, *flags: str) -> dict[str, Any]:
+    """A vLLM that serves the tiny model."""
     spec = f"vllm:URL,tokenizer={SEEING}"
-    found = asyncio.run(measure(engine, spec, ("chained", "whole", "own"), RESETS))
-    complies("vllm", f"{engine.url.removesuffix('/v1')},tokenizer={SEEING}")
+    with seeing_vllm(*flags) as engine:
+        found = asyncio.run(measure(engine, spec, rounds, RESETS))
+        complies("vllm", f"{engine.url.removesuffix('/v1')},tokenizer={SEEING}")
     return found
 
 
-MEASURED: dict[str, Callable[[], dict[str, Any]]] = {
+MEASURED: dict[str, Callable[[int], dict[str, Any]]] = {
     "llama": measure_llama,
-    "vllm": lambda: measure_vllm("--enable-scale-out"),
+    "vllm": lambda rounds: measure_vllm(rounds, "--enable-scale-out"),
     "vllm-chat": measure_vllm,
 }
 
@@ -258,9 +267,10 @@ def complies(kind: str, where: str) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("engines", nargs="+", choices=tuple(MEASURED))
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--write", action="store_true", help=f"write {RECORD.name}")
     given = parser.parse_args()
-    found = {name: MEASURED[name]() for name in given.engines}
+    found = {name: MEASURED[name](given.rounds) for name in given.engines}
     wrong = report(found)
     if given.write:
         write(found)
@@ -268,17 +278,22 @@ def main() -> int:
 
 
 def report(found: dict[str, Any]) -> int:
-    """Print what was measured. Returns how many ways have other answers than whole histories."""
+    """Print what was measured. Returns how many turns have other answers than those of whole histories."""
     wrong = 0
     for engine_name, ways in found.items():
-        expected = [(turn["answer"], turn["input"]) for turn in ways["whole"]]
-        for way, turns in ways.items():
-            same = [(turn["answer"], turn["input"]) == one for turn, one in zip(turns, expected, strict=True)]
-            wrong += not all(same)
-            print(f"{engine_name}, {way}: answers and prompts as of whole histories: {same}")
-            for number, turn in enumerate(turns, 1):
-                shown = {key: value for key, value in turn.items() if key != "answer"}
-                print(f"  turn {number}: {shown}")
+        for way, rounds in ways.items():
+            pairs = [
+                pair for both in zip(rounds, ways["whole"], strict=True) for pair in zip(*both, strict=True)
+            ]
+            same = sum(
+                (one["answer"], one["input"]) == (as_whole["answer"], as_whole["input"])
+                for one, as_whole in pairs
+            )
+            wrong += len(pairs) - same
+            print(f"{engine_name}, {way}: {same} of {len(pairs)} answers and prompts as of whole histories")
+            for number, turns in enumerate(zip(*rounds, strict=True), 1):
+                shown = {key: value for key, value in turns[0].items() if key not in ("answer", "ms")}
+                print(f"  turn {number}: {shown}, ms {sorted(turn['ms'] for turn in turns)}")
     return wrong
 
 
