@@ -1,5 +1,5 @@
 """Writes the latest figures into the README and into pages of ``docs``: those on benchmarks, resent
-histories, the cost of safety checks and scheduling.
+histories, the cost of safety checks, pictures and scheduling.
 
 The text between the markers of the pages, and the figures, are generated from ``results/`` alone.
 
@@ -30,6 +30,7 @@ import agents_record as agents
 import comparison
 import gateways_table as gateways
 import guardrails_table as guardrails
+import pictures_table as pictures
 import replay_table as replays
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -37,6 +38,7 @@ PAGE = DOCS / "benchmarks.md"
 RESENT = DOCS / "resent-history.md"
 SAFETY = DOCS / "safety" / "cost.md"
 SCHEDULING = DOCS / "scheduling.md"
+PICTURES = DOCS / "pictures.md"
 README = DOCS.parent / "README.md"
 FIGURE = DOCS / "figures" / "loop.svg"
 PEERS_FIGURE = DOCS / "figures" / "peers.svg"
@@ -66,6 +68,7 @@ def pages() -> dict[Path, dict[str, str]]:
         RESENT: resent_sections(),
         SAFETY: safety_sections(),
         SCHEDULING: scheduling_sections(),
+        PICTURES: picture_sections(),
     }
 
 
@@ -84,6 +87,11 @@ def scheduling_sections() -> dict[str, str]:
         "scheduling": loop_scheduling.table(simulated),
         **{f"pressure {shape}": pressure_section(shape) for shape in _SHAPES},
     }
+
+
+def picture_sections() -> dict[str, str]:
+    record = pictures.read()
+    return {"pictures": f"{pictures.sentence(record)}\n\n{pictures.table(record)}"}
 
 
 def pressure_section(shape: str) -> str:
