@@ -188,7 +188,8 @@ class ChatAnswer:
         delta = choice.delta or (None if self._streams else choice.message)
         if delta is None:
             return
-        self._emit(self._content(delta), deltas)
+        if delta.has_text:
+            self._emit(self._content(delta), deltas)
         if delta.reasoning_details or delta.extra_content or delta.provider_specific_fields:
             self._keep(delta)
         calls = delta.tool_calls or ()

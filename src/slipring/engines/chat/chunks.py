@@ -19,6 +19,8 @@ _DEEPEST = 4
 """How many objects and lists may be around a text."""
 _TEXTS = ("text", "value", "content")
 """The fields of an object that may be its text."""
+_NOTHING = (None, "")
+"""What servers send in fields without a text."""
 
 
 def text_of(value: Any, depth: int = 0) -> str:
@@ -73,6 +75,17 @@ class ChunkDelta(Struct, gc=False):
     tool_calls: list[CallPiece] | CallPiece | None = None
     extra_content: Raw | UnsetType = UNSET
     provider_specific_fields: Raw | UnsetType = UNSET
+
+    @property
+    def has_text(self) -> bool:
+        """Whether it may have text, reasoning or a refusal. The pieces of a call have none."""
+        return not (
+            self.content in _NOTHING
+            and self.reasoning_content in _NOTHING
+            and self.reasoning in _NOTHING
+            and not self.reasoning_details
+            and self.refusal in _NOTHING
+        )
 
     @property
     def thought(self) -> str:

@@ -4,9 +4,10 @@ An upstream keeps a response for the socket that made it, and guarantees only th
 lane. So a continuation is sent on its parent's socket: on the parent's lane if the parent is the latest
 there, else on another lane. A lane is reused once no position refers to its latest response any more.
 
-One task reads a socket, decodes each event and gives it to the reader of its lane. While a client does not
-keep up, events queue up in its lane. The task waits while a queue is full, so that the upstream is slowed
-down to the slowest reader of the socket.
+One task reads a socket, decodes each event and queues it in its lane. The reader of the lane is given all
+events that have come with one read of the socket together. While a client does not keep up, events stay in
+the queue. The task waits while a queue is full, so that the upstream is slowed down to the slowest reader of
+the socket.
 """
 
 import asyncio
@@ -41,6 +42,7 @@ class Lane:
         "_events",
         "_fault",
         "_idle",
+        "_is_due",
         "_push",
         "_taken",
         "begun",
@@ -70,6 +72,8 @@ class Lane:
         self._fault: ApiError | None = None
         self._idle: asyncio.Future[None] | None = None
         """Not done while a reader waits for events."""
+        self._is_due = False
+        """The reader will be given the queue in this iteration of the event loop."""
         self._push: Callable[[list[Event]], bool]
         """Gives events to that reader; returns whether it waits for more."""
         self._taken = asyncio.Event()
@@ -87,18 +91,37 @@ class Lane:
         self._events.clear()
 
     async def put(self, event: Event) -> None:
-        """Give an event to the lane's reader, or append it to the queue; waits while the queue is full."""
+        """Append an event to the queue, and give that to the lane's reader once the events that are already
+        there have been read; waits while the queue is full."""
         self.heard = True
         self.begun = self.begun or event.type == "response.created"
         self.over = self.over or event.type in TERMINAL
-        if self._idle is not None and not self._idle.done():
-            if not self._push([event]):
-                self._wake()
-            return
         self._events.append(event)
+        if len(self._events) >= _MOST_UNREAD:
+            self._give()
+        elif not self._is_due and self._idle is not None:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._give)
         while len(self._events) >= _MOST_UNREAD and self.read:
             self._taken.clear()
             await self._taken.wait()
+
+    def _give(self) -> None:
+        """Give the queue to a reader that waits for events."""
+        self._is_due = False
+        if (
+            self._events
+            and self._idle is not None
+            and not self._idle.done()
+            and not self._push(self._take_all())
+        ):
+            self._wake()
+
+    def _take_all(self) -> list[Event]:
+        events = list(self._events)
+        self._events.clear()
+        self._taken.set()
+        return events
 
     def fail(self, fault: ApiError) -> None:
         """End the queue: ``deliver`` raises ``fault`` after the events that are queued."""
@@ -140,10 +163,7 @@ class Lane:
                 if reader.has_ended:
                     return
                 if self._events:
-                    events = list(self._events)
-                    self._events.clear()
-                    self._taken.set()
-                    push(events)
+                    push(self._take_all())
                 elif self._fault is not None:
                     raise self._fault
                 else:
