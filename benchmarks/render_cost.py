@@ -24,8 +24,7 @@ from packaged import chatml_renderer, packaged_metadata
 from slipring.core.betas import NO_BETAS
 from slipring.core.byte_ledger import Ledger
 from slipring.core.chain.head import KnownHeads
-from slipring.core.chain.known_items import KnownItems
-from slipring.core.chain.resent_history import KnownContexts
+from slipring.core.chain.resent_history import KnownContexts, KnownItems
 from slipring.core.chain.state import ResponseState
 from slipring.core.chain.state_cache import NoCache
 from slipring.core.checks.known_verdicts import KnownVerdicts
@@ -37,8 +36,7 @@ from slipring.core.session import preparation
 from slipring.core.session.session_state import SessionState
 from slipring.core.turn import delivery, endings
 from slipring.core.turn.stages import Stages
-from slipring.core.turn.turn import Turn
-from slipring.core.turn.turn_values import Asked, Bound
+from slipring.core.turn.turn import Asked, Bound, Turn
 from slipring.prompts.rendering import Rendered
 from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.prompts.tokenization.tokenizer import Tokenizer

@@ -42,14 +42,12 @@ from slipring.core.betas import Betas
 from slipring.core.byte_ledger import Ledger
 from slipring.core.chain.head import KnownHeads
 from slipring.core.chain.hosted_items_in_context import HOSTED
-from slipring.core.chain.known_items import KnownItems
-from slipring.core.chain.resent_history import KnownContexts
+from slipring.core.chain.resent_history import KnownContexts, KnownItems
 from slipring.core.chain.state_cache import ConnectionCache
 from slipring.core.checks.known_verdicts import KnownVerdicts
 from slipring.core.checks.policies import NO_POLICY
 from slipring.core.generation import Accepted, Begun, Delta, Finished, Job, Settings, Text
-from slipring.core.hosted.tool_lists import FetchedList
-from slipring.core.hosted.tools import ResolvedBuiltin, ResolvedServer
+from slipring.core.hosted_tools import FetchedList, ResolvedBuiltin, ResolvedServer
 from slipring.core.limits import Limits
 from slipring.core.ports import Ports
 from slipring.core.session.actions import (
@@ -66,7 +64,7 @@ from slipring.core.session.actions import (
     Send,
 )
 from slipring.core.session.session import Session
-from slipring.core.turn.turn_values import Joined
+from slipring.core.turn.turn import Joined
 from slipring.engines.catalog import Catalog, open_engine
 from slipring.engines.constraints.grammar_compiler import IN_THREAD
 from slipring.protocol import events, items, requests, wire

@@ -17,26 +17,22 @@ from typing import Any
 from msgspec import Raw, structs
 
 from slipring.base.errors import ApiError, InvalidRequest, ModelNotFound, ServerError
+from slipring.core import attachments
+from slipring.core.attachments import Fetched, ReadPages
 from slipring.core.betas import NO_BETAS, Betas
 from slipring.core.byte_ledger import Ledger
-from slipring.core.chain import fetched_images, read_documents
-from slipring.core.chain.fetched_images import Fetched
 from slipring.core.chain.head import Head, KnownHeads
 from slipring.core.chain.hosted_items_in_context import call_item
-from slipring.core.chain.known_items import KnownItems
-from slipring.core.chain.read_documents import ReadPages
-from slipring.core.chain.resent_history import KnownContexts
+from slipring.core.chain.resent_history import KnownContexts, KnownItems
 from slipring.core.chain.sealed_items import BrokenSeal
 from slipring.core.chain.state import Carry, ResponseState
 from slipring.core.chain.state_cache import ConnectionCache, SharedScopes
 from slipring.core.checks.answer_gate import Inspection
 from slipring.core.checks.known_verdicts import KnownVerdicts
-from slipring.core.checks.policies import NO_POLICY, Policy, checks_of
+from slipring.core.checks.policies import NO_POLICY, Policy, Subject, Verdict, checks_of
 from slipring.core.checks.policies import Check as SafetyCheck
-from slipring.core.checks.verdicts import Subject, Verdict
 from slipring.core.generation import Accepted, Capabilities, Delta, Finished, Job, Model, Text
-from slipring.core.hosted.tool_lists import FetchedList
-from slipring.core.hosted.tools import CallOutcome, CallProgress, ResolvedBuiltin, ResolvedServer
+from slipring.core.hosted_tools import CallOutcome, CallProgress, FetchedList, ResolvedBuiltin, ResolvedServer
 from slipring.core.limits import Limits
 from slipring.core.ports import Ports
 from slipring.core.session.actions import (
@@ -73,8 +69,7 @@ from slipring.core.session.actions import (
 from slipring.core.session.client_events import ClientEvent
 from slipring.core.session.session import Session
 from slipring.core.turn.stages import Stages
-from slipring.core.turn.turn import Turn
-from slipring.core.turn.turn_values import Joined
+from slipring.core.turn.turn import Joined, Turn
 from slipring.protocol import wire
 from slipring.protocol.events import Event
 from slipring.protocol.hosted.hosted_items import CallError, McpApprovalRequest, McpCall, McpListTools
@@ -502,7 +497,7 @@ class Connection:
         turn = self._at(self.fetches, lane)
         work = self.fetches[turn]
         try:
-            items = fetched_images.opened(work.items, fetched)
+            items = attachments.with_fetched_images(work.items, fetched)
         except InvalidRequest as error:
             return self.fail(lane, error)
         return self.done(self.fetches.pop(turn), items)
@@ -510,7 +505,7 @@ class Connection:
     def read_pages(self, read: ReadPages, lane: str | None = None) -> list[Json]:
         """The documents of a request were read."""
         work = self.reads.pop(self._at(self.reads, lane))
-        return self.done(work, tuple(read_documents.opened(item, read, work.roles) for item in work.items))
+        return self.done(work, tuple(attachments.opened(item, read, work.roles) for item in work.items))
 
     def refuse_documents(self, error: InvalidRequest, lane: str | None = None) -> list[Json]:
         """The first document of a request could not be read."""
@@ -518,9 +513,9 @@ class Connection:
         index, document = next(
             (index, document)
             for index, item in enumerate(work.items)
-            for document in read_documents.documents_in(item)
+            for document in attachments.documents_in(item)
         )
-        return self.fail(lane, read_documents.refused(work.items[index], index, document, error))
+        return self.fail(lane, attachments.refused(work.items[index], index, document, error))
 
     def find_servers(self, lane: str | None = None, **changes: Any) -> list[Json]:
         """The MCP servers of a request are known. ``changes``: fields of all. Each built-in tool is answered

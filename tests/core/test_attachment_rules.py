@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from slipring.base.errors import InvalidPrompt, InvalidRequest
-from slipring.core.attachment_rules import AttachmentRules
-from slipring.core.chain import fetched_images, input_items
+from slipring.core import attachments
+from slipring.core.attachments import AttachmentRules
+from slipring.core.chain import input_items
 from slipring.core.chain.state import Carry
 from slipring.core.checks.policies import Check, Policy
 from slipring.core.generation import ALL_ROLES, Capabilities
@@ -165,7 +166,7 @@ def test_a_model_sees_the_images_that_were_fetched():
     assert first
     assert state is not None
     assert [json.loads(item.raw) for item in state.input] == sent
-    assert fetched_images.opened(state.input, {URL: PIXEL}) == state.input
+    assert attachments.with_fetched_images(state.input, {URL: PIXEL}) == state.input
     connection.create(model="able", previous="resp_1", input="so?")
     assert connection.job().parent is state, "what was fetched is not fetched again"
 

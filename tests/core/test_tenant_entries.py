@@ -3,8 +3,7 @@
 import hypothesis.strategies as st
 from hypothesis import given
 
-from slipring.core.tenant_caches import TenantCache
-from slipring.core.tenant_entries import TimedEntries
+from slipring.core.tenant_caches import TenantCache, TimedEntries
 
 LONG, SPARED = 10.0, 4.0
 LIMIT = 128

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from slipring.core.byte_ledger import Ledger
-from slipring.core.chain.known_items import KnownItems
+from slipring.core.chain.resent_history import KnownItems
 from slipring.core.generation import Capabilities
 from slipring.core.limits import Limits
 from slipring.protocol.items import in_context, plain_text

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from slipring.core.chain import fetched_images, read_documents
+from slipring.core import attachments
 from slipring.core.generation import Capabilities
 from slipring.protocol import item_digests, wire
 from slipring.protocol.items import Body, Item, read_item
@@ -69,8 +69,8 @@ def on_the_loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     watch(data_spans, "_end", lambda raw, start: len(raw))
     watch(item_pictures, "picture_in", lambda data, *_: len(data))
     watch(pdf_documents, "data_in", lambda part: len(part.file_data))
-    watch(read_documents, "_written", lambda pages, name: sum(page.size_bytes for page in pages))
-    watch(fetched_images, "_with", lambda item, found: sum(map(len, found.values())))
+    watch(attachments, "_written", lambda pages, name: sum(page.size_bytes for page in pages))
+    watch(attachments, "_with", lambda item, found: sum(map(len, found.values())))
     watch(image_fetching, "_data_url", len)
     watch(pipe_messages, "decode_reply", len)
     yield found

@@ -12,7 +12,7 @@ from msgspec import Raw
 from slipring.base.errors import ApiError
 from slipring.core.betas import NO_BETAS
 from slipring.core.byte_ledger import Ledger
-from slipring.core.chain.known_items import KnownItems
+from slipring.core.chain.resent_history import KnownItems
 from slipring.core.session import client_events
 from slipring.protocol import wire
 from slipring.protocol.definitions import MOST_TOOLS

@@ -11,8 +11,17 @@ from typing import Any, Literal, NamedTuple, cast, get_args
 import msgspec
 
 from slipring.base.errors import suggestion
-from slipring.core.checks.policies import KINDS, KINDS_OF, Action, Ending, Mode, OnError, OnImages, Scope
-from slipring.core.checks.verdicts import Kind
+from slipring.core.checks.policies import (
+    KINDS,
+    KINDS_OF,
+    Action,
+    Ending,
+    Kind,
+    Mode,
+    OnError,
+    OnImages,
+    Scope,
+)
 
 Schema = dict[str, Any]
 """The JSON schema of a value."""

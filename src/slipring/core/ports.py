@@ -10,8 +10,7 @@ from msgspec import Struct
 
 from slipring.core.byte_ledger import Ledger
 from slipring.core.chain.head import KnownHeads
-from slipring.core.chain.known_items import KnownItems
-from slipring.core.chain.resent_history import KnownContexts
+from slipring.core.chain.resent_history import KnownContexts, KnownItems
 from slipring.core.chain.sealed_items import Seal
 from slipring.core.checks.known_verdicts import KnownVerdicts
 

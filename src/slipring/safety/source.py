@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from slipring.base.errors import StartupError
 from slipring.config.tables import CheckEntry
-from slipring.core.checks.verdicts import Subject
+from slipring.core.checks.policies import Subject
 
 MOST_LATE = 32
 """Calls of one source that may run beside those that share its ``at_once``, because they take long. So many

@@ -12,8 +12,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from slipring.config.tables import ANY_CATEGORY, CheckEntry
-from slipring.core.checks.policies import Check
-from slipring.core.checks.verdicts import Subject, Verdict
+from slipring.core.checks.policies import Check, Subject, Verdict
 from slipring.core.tenant_caches import CacheKey, TenantCache
 from slipring.safety.source import MOST_LATE, Findings, Source, SourceFailed
 from slipring.safety.source_breaker import Breaker

@@ -11,12 +11,11 @@ from hashlib import blake2b
 from importlib.util import find_spec
 
 from slipring.base.errors import InvalidRequest, TooExpensive
-from slipring.core.chain import read_documents
-from slipring.core.chain.fetched_images import fetched_form
-from slipring.core.chain.read_documents import Page, ReadPages
+from slipring.core import attachments
+from slipring.core.attachments import Page, ReadPages, fetched_form
 from slipring.core.limits import Limits
 from slipring.core.session.actions import ReadDocuments
-from slipring.core.tenant_entries import TenantEntries
+from slipring.core.tenant_caches import TenantEntries
 from slipring.protocol.item_digests import content_digest
 from slipring.protocol.items import Item, in_context, opened_with, raw_digest
 from slipring.protocol.pictures.item_pictures import examine
@@ -95,14 +94,14 @@ class DocumentReader:
         documents, pages_bytes = 0, 0
         with self._decoder.counting(tenant) as count:
             for index, item in enumerate(work.items):
-                if not (in_item := read_documents.documents_in(item)):
+                if not (in_item := attachments.documents_in(item)):
                     found.append(item)
                     continue
                 documents += len(in_item)
                 if documents > MOST_DOCUMENTS:
                     reason = f"is one too many: a request may have {MOST_DOCUMENTS} documents"
                     one_too_many = in_item[MOST_DOCUMENTS - documents]
-                    raise read_documents.refused(item, index, one_too_many, InvalidRequest(reason))
+                    raise attachments.refused(item, index, one_too_many, InvalidRequest(reason))
                 shown = await self._item(tenant, work, index, in_item)
                 pages_bytes += shown.size_bytes - item.size_bytes
                 if pages_bytes > self._limits.max_pages_bytes:
@@ -110,7 +109,7 @@ class DocumentReader:
                         f"expands to more than {self._limits.max_pages_bytes} bytes with those before it"
                         " (max_pages_bytes)"
                     )
-                    raise read_documents.refused(item, index, in_item[-1], InvalidRequest(reason))
+                    raise attachments.refused(item, index, in_item[-1], InvalidRequest(reason))
                 count(max(shown.size_bytes - item.size_bytes, 0))
                 found.append(shown)
         return tuple(found)
@@ -145,9 +144,9 @@ class DocumentReader:
                         " (max_frame_bytes)"
                     )
             except TooExpensive as error:
-                raise read_documents.refused(item, index, document, InvalidRequest(error.reason)) from None
+                raise attachments.refused(item, index, document, InvalidRequest(error.reason)) from None
             except InvalidRequest as error:
-                raise read_documents.refused(item, index, document, error) from None
+                raise attachments.refused(item, index, document, error) from None
             read[document] = pages
         shown = await self._decoder.in_thread(tenant, self._with_pages, item, read, work.roles)
         self._opened.keep(tenant, key, shown)
@@ -164,7 +163,7 @@ class DocumentReader:
 
     def _with_pages(self, item: Item, read: ReadPages, roles: Sequence[str]) -> Item:
         """The item with these pages; what is computed of them is kept with them. In the thread."""
-        found = read_documents.opened(item, read, roles)
+        found = attachments.opened(item, read, roles)
         for shown in in_context((found,)):
             examine(shown)
             content_digest(shown)
@@ -183,7 +182,7 @@ def _key(item: Item, work: ReadDocuments) -> bytes:
 
 
 def _call(item: Item, document: Document, most_pages: int, draws: bool) -> EncodedCall:
-    data = read_documents.data_of(item, document)
+    data = attachments.data_of(item, document)
     return encoded_call("read_pdf", data, most_pages, draws, document.is_detailed)
 
 

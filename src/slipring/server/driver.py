@@ -16,11 +16,11 @@ from typing import Any, TypeGuard
 from msgspec import structs
 
 from slipring.base.errors import ApiError, ServerError, Unavailable, conversation_not_found, forget_frames
-from slipring.core.chain import fetched_images
-from slipring.core.chain.fetched_images import Fetched
+from slipring.core import attachments
+from slipring.core.attachments import Fetched
 from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Emit, Job
-from slipring.core.hosted.tools import CallProgress
+from slipring.core.hosted_tools import CallProgress
 from slipring.core.session.actions import (
     Action,
     CallTool,
@@ -55,8 +55,7 @@ from slipring.core.session.actions import (
 )
 from slipring.core.session.session import Session
 from slipring.core.turn.delivery import Deliver
-from slipring.core.turn.turn import Turn
-from slipring.core.turn.turn_values import Joined
+from slipring.core.turn.turn import Joined, Turn
 from slipring.engines import stop_sequences
 from slipring.engines.constraints import custom_tool_inputs
 from slipring.protocol.events import Event
@@ -610,7 +609,7 @@ def _is_work(action: Action) -> TypeGuard[Work[Any]]:
 
 
 def _with_images(items: Sequence[Item], fetched: Fetched) -> tuple[Item, ...]:
-    opened = fetched_images.opened(items, fetched)
+    opened = attachments.with_fetched_images(items, fetched)
     prepare(item for item, sent in zip(opened, items, strict=True) if item is not sent)
     return opened
 

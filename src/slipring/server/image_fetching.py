@@ -16,7 +16,7 @@ from yarl import URL
 
 from slipring.base.errors import InvalidRequest, quoted
 from slipring.base.tenant_slots import TenantSlots
-from slipring.core.chain.fetched_images import Fetched
+from slipring.core.attachments import Fetched
 from slipring.core.tenant_caches import TenantCache
 from slipring.mcp.transports.public_addresses import public_socket
 from slipring.protocol.pictures.image_headers import BrokenImage, read_image_header

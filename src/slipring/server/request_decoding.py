@@ -12,7 +12,7 @@ from typing import TypeVar
 from slipring.base.errors import ApiError, forget_frames
 from slipring.core.betas import Betas
 from slipring.core.byte_ledger import Ledger
-from slipring.core.chain.known_items import KnownItems
+from slipring.core.chain.resent_history import KnownItems
 from slipring.core.checks import inspected_texts
 from slipring.core.session import client_events
 from slipring.core.session.client_events import ClientEvent

@@ -21,8 +21,7 @@ from slipring.config.settings import Config
 from slipring.core.betas import NO_BETAS, Betas
 from slipring.core.byte_ledger import Ledger
 from slipring.core.chain.head import KnownHeads
-from slipring.core.chain.known_items import KnownItems
-from slipring.core.chain.resent_history import KnownContexts
+from slipring.core.chain.resent_history import KnownContexts, KnownItems
 from slipring.core.chain.sealed_items import Seal
 from slipring.core.chain.state import Positions
 from slipring.core.chain.state_cache import ConnectionCache, SharedScopes

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from slipring.core.chain import item_ids
 from slipring.core.chain.state import ResponseState
-from slipring.core.turn.turn_values import Joined
+from slipring.core.turn.turn import Joined
 from slipring.protocol import wire
 from slipring.protocol.items import Item, with_id
 from slipring.stores.databases.database import (

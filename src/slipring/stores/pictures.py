@@ -14,7 +14,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import structs
 
-from slipring.core.tenant_entries import TenantEntries
+from slipring.core.tenant_caches import TenantEntries
 from slipring.protocol.item_digests import content_digest, item_outline
 from slipring.protocol.items import Item, raw_digest
 from slipring.protocol.pictures.data_spans import data_spans

@@ -6,9 +6,16 @@ import pytest
 from msgspec import structs
 
 from slipring.base.errors import InvalidRequest, UnsupportedParameter
-from slipring.core.attachment_rules import AttachmentRules
-from slipring.core.chain.fetched_images import fetched_form
-from slipring.core.chain.read_documents import Page, ReadPages, data_of, documents_in, opened, refused
+from slipring.core.attachments import (
+    AttachmentRules,
+    Page,
+    ReadPages,
+    data_of,
+    documents_in,
+    fetched_form,
+    opened,
+    refused,
+)
 from slipring.core.checks.policies import Check, Policy
 from slipring.core.generation import Capabilities, Text
 from slipring.core.limits import Limits

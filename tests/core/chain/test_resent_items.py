@@ -2,7 +2,7 @@
 
 from msgspec import Raw
 
-from slipring.core.chain.known_items import KnownItems
+from slipring.core.chain.resent_history import KnownItems
 from slipring.protocol.items import Item, read_items
 
 LONG = 10.0

@@ -22,7 +22,7 @@ from slipring.core.checks.inspected_texts import (
 )
 from slipring.core.checks.known_verdicts import KnownVerdicts
 from slipring.core.checks.policies import Check, Policy
-from slipring.core.turn.uninspected_items import InspectedItems
+from slipring.core.turn.turn_checks import InspectedItems
 from slipring.protocol.items import CARRIED_TYPES, FORMS, Item, read_item
 from slipring.protocol.responses import OutputItem
 from tests.text_fields import Variant, text_fields, vocabulary

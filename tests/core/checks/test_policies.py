@@ -3,8 +3,7 @@
 import pytest
 from msgspec import structs
 
-from slipring.core.checks.policies import KINDS, KINDS_OF, NO_POLICY, Check, Policy
-from slipring.core.checks.verdicts import Subject, Verdict
+from slipring.core.checks.policies import KINDS, KINDS_OF, NO_POLICY, Check, Policy, Subject, Verdict
 
 FLAG = Check("a", "1", action="flag")
 BLOCK = Check("a", "1", action="block", mode="hold", subjects=KINDS_OF["input"])

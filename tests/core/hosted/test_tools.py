@@ -4,8 +4,7 @@ import json
 
 from msgspec import Raw
 
-from slipring.core.hosted.tool_lists import compose
-from slipring.core.hosted.tools import ResolvedServer
+from slipring.core.hosted_tools import ResolvedServer, compose
 from slipring.protocol.hosted.mcp_tools import ListedTool, read_list, read_servers
 from tests.core.connection import listed, mcp
 

@@ -9,7 +9,7 @@ from slipring.core.betas import Betas
 from slipring.core.generation import CallArguments, CallStarted, Text
 from slipring.core.session.actions import Loaded
 from slipring.core.turn.stages import Stages
-from slipring.core.turn.turn_values import Joined
+from slipring.core.turn.turn import Joined
 from slipring.protocol.items import read_item
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.wire import encode, raw

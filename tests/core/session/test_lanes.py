@@ -7,8 +7,7 @@ import pytest
 from slipring.base.errors import LaneLimitReached
 from slipring.core.session.lanes import Lanes
 from slipring.core.turn.stages import Stages
-from slipring.core.turn.turn import Turn
-from slipring.core.turn.turn_values import Asked
+from slipring.core.turn.turn import Asked, Turn
 from slipring.protocol.requests import CreateRequest
 from tests.core.connection import Connection, Server, only_error, types
 

@@ -11,8 +11,8 @@ from slipring.core.checks.policies import Check, Policy
 from slipring.core.generation import CallArguments, CallStarted, Text
 from slipring.core.session import actions
 from slipring.core.session.actions import Flush, Work
+from slipring.core.turn.stages import News
 from slipring.core.turn.turn import Turn
-from slipring.core.waits import News
 from tests.core.connection import Connection, Json, Server, call_output, function, message
 from tests.core.hosted_turns import HOSTED, begin, hosted
 

@@ -13,8 +13,7 @@ from slipring.base.errors import Unavailable
 from slipring.core.betas import Betas
 from slipring.core.checks.policies import Action, Check, Ending, Mode, Policy
 from slipring.core.generation import Begun, CallArguments, CallEnded, CallStarted, Prefilled, Text, Thought
-from slipring.core.hosted.tool_lists import FetchedList
-from slipring.core.hosted.tools import CallOutcome, CallProgress, ResolvedServer
+from slipring.core.hosted_tools import CallOutcome, CallProgress, FetchedList, ResolvedServer
 from slipring.core.session.actions import Resolved, ResolveTools
 from slipring.protocol.hosted.mcp_tools import ListedTool
 from tests.core.connection import Connection, Json, Server, call_output, function, mcp, message, types

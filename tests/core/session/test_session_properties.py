@@ -25,7 +25,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from slipring.base.errors import ApiError, ContextLengthExceeded, InvalidRequest, Unavailable
 from slipring.core.betas import Betas
-from slipring.core.chain.hosted_items_in_context import UNANSWERED, denial_text
+from slipring.core.chain.approvals import UNANSWERED, denial_text
 from slipring.core.chain.resent_history import KnownContext
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Job, Text, Thought
 from slipring.core.session.actions import Generate

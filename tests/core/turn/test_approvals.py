@@ -7,7 +7,7 @@ import pytest
 
 from slipring.base.errors import Unavailable
 from slipring.core.betas import Betas
-from slipring.core.chain.hosted_items_in_context import UNANSWERED, denial_text
+from slipring.core.chain.approvals import UNANSWERED, denial_text
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Text
 from tests.core.connection import (
     Connection,

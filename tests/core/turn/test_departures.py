@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from slipring.core.chain import history_departures, resent_history
-from slipring.core.chain.history_departures import KnownHistories, Outline
+from slipring.core.chain import resent_history
+from slipring.core.chain.resent_history import KnownHistories, Outline
 from slipring.core.generation import CallArguments, CallStarted, Text, Thought
 from slipring.protocol.item_digests import OUTLINE_BYTES, item_outline, outlined_field
 from slipring.protocol.items import Item, read_item
@@ -150,7 +150,7 @@ def test_histories_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(histories) == 16
     assert histories.find("t", "resp_3") is None
     assert histories.find("t", None) is None
-    monkeypatch.setattr(history_departures, "MOST_ITEMS", 1)
+    monkeypatch.setattr(resent_history, "MOST_ITEMS", 1)
     histories.remember("t", "resp_19", Outline(head, b"x" * 2 * OUTLINE_BYTES, b""), 0.0)
     assert histories.find("t", "resp_19") is None
 

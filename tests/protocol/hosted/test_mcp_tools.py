@@ -7,7 +7,7 @@ import pytest
 from msgspec import UNSET, Raw
 
 from slipring.base.errors import ApiError
-from slipring.core.hosted.approvals import needs_approval
+from slipring.core.chain.approvals import needs_approval
 from slipring.protocol import wire
 from slipring.protocol.hosted.mcp_tools import (
     MOST_SERVERS,

@@ -9,8 +9,7 @@ from msgspec import Raw
 
 from slipring.config.settings import Config
 from slipring.config.tables import HeaderVariable, McpRegistration
-from slipring.core.hosted.tool_lists import FetchedList
-from slipring.core.hosted.tools import CallOutcome, CallProgress, HostedCall, ResolvedServer
+from slipring.core.hosted_tools import CallOutcome, CallProgress, FetchedList, HostedCall, ResolvedServer
 from slipring.core.limits import Limits
 from slipring.protocol.hosted.hosted_items import CallError
 from slipring.protocol.hosted.mcp_tools import ListedTool, McpTool, read_servers

@@ -18,7 +18,7 @@ from aiohttp import web
 from slipring.base.errors import ApiError, ExternalConnectorError, InvalidRequest
 from slipring.config.settings import Config
 from slipring.config.tables import McpRegistration
-from slipring.core.hosted.tools import CallProgress
+from slipring.core.hosted_tools import CallProgress
 from slipring.core.limits import Limits
 from slipring.mcp.transports.public_addresses import Reach
 from slipring.protocol.hosted.hosted_items import HttpError, ProtocolError

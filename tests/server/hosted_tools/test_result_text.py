@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from slipring.core.attachment_rules import AttachmentRules
+from slipring.core.attachments import AttachmentRules
 from slipring.core.checks.policies import Check, Policy
 from slipring.core.generation import Capabilities
 from slipring.core.limits import Limits

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from slipring.base.errors import ExternalConnectorError, InvalidRequest
-from slipring.core.hosted.tools import CallOutcome, CallProgress, ResolvedServer
+from slipring.core.hosted_tools import CallOutcome, CallProgress, ResolvedServer
 from slipring.core.limits import Limits
 from slipring.mcp.servers import Credential, StdioServer
 from slipring.observation import metric_table as table

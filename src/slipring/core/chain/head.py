@@ -5,7 +5,7 @@ from hashlib import sha256
 
 from msgspec import Raw, Struct, structs
 
-from slipring.core.tenant_entries import TimedEntries
+from slipring.core.tenant_caches import TimedEntries
 from slipring.protocol import wire
 from slipring.protocol.definitions import Definitions
 from slipring.protocol.requests import CreateRequest

@@ -19,7 +19,9 @@ from typing import Literal
 
 from msgspec import structs
 
+from slipring.base.errors import InvalidRequest, quoted
 from slipring.core.chain import item_ids
+from slipring.core.chain.approvals import UNANSWERED, denial_text
 from slipring.core.chain.state import Approval, Carry
 from slipring.protocol import wire
 from slipring.protocol.hosted.builtin_tools import FUNCTIONS, BuiltinKind
@@ -84,15 +86,6 @@ def result_text(call: McpCall) -> str:
     if call.output is not None:
         return call.output
     return error_text(call.error) if call.error is not None else UNKNOWN_OUTCOME
-
-
-def denial_text(reason: str | None) -> str:
-    """What a model reads of a call that was not approved."""
-    said = f" Their reason: {reason}" if reason else ""
-    return f"The user did not approve this call, so it was not made.{said}"
-
-
-UNANSWERED = denial_text("They answered with something else.")
 
 
 def opened(items: Sequence[Item], results: Mapping[str, Item] | None = None) -> tuple[Item, ...]:
@@ -265,3 +258,29 @@ def denied(carry: Carry) -> Carry:
     """The carry when the context goes on without an answer to the open requests: they count as denied."""
     answered = {**carry.answered, **dict.fromkeys(carry.approvals, False)}
     return structs.replace(carry, approvals={}, answered=answered)
+
+
+def with_denials(before: Mapping[str, Approval], items: tuple[Item, ...]) -> tuple[Item, ...]:
+    """The input of a response, where what the client left unanswered counts as denied: the model reads so
+    before anything else of the input."""
+    answered = {
+        body.approval_request_id
+        for item in items
+        if item.type == "mcp_approval_response" and isinstance(body := item.body(), McpApprovalResponse)
+    }
+    left = [request_id for request_id in before if request_id not in answered]
+    last = items[-1] if items else None
+    if last is not None and last.type == "mcp_approval_request":
+        raise _unanswered(last.id or "")
+    if not left:
+        return items
+    if not items:
+        raise _unanswered(left[0])
+    outputs = tuple(output_item(each, UNANSWERED) for each in left)
+    first = items[0]
+    content = (first,) if first.opened is None else first.opened
+    return (structs.replace(first, opened=(*outputs, *content)), *items[1:])
+
+
+def _unanswered(request_id: str) -> InvalidRequest:
+    return InvalidRequest.at("input", f"the approval request {quoted(request_id)} has no answer")

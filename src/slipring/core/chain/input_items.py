@@ -4,20 +4,24 @@ updates the carry.
 Only the new items are examined. The parent's ``Carry`` summarizes the earlier ones. Sealed items have
 encrypted content that clients store and send back, such as compactions and reasoning. Encryption needs keys
 and randomness, so it is injected as a ``Seal``.
+
+What the client of a response owes it before it can go on: outputs of calls, and decisions about others.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from msgspec import structs
+from msgspec import UNSET, structs
 
 from slipring.base.errors import InvalidRequest, quoted
 from slipring.core.chain import hosted_items_in_context
 from slipring.core.chain.state import Carry, OpenCall, ResponseState
 from slipring.protocol import requests
 from slipring.protocol.definitions import Definitions
+from slipring.protocol.events import RequiredInput
 from slipring.protocol.items import (
     CALL_OF_OUTPUT,
     AdditionalTools,
+    Body,
     ConfigurationUpdate,
     CustomToolCall,
     FunctionCall,
@@ -254,3 +258,31 @@ def _read_tools(item: Item, where: str, definitions: Definitions | None) -> tupl
     body = item.body()
     assert isinstance(body, AdditionalTools | LoadedTools)
     return Toolset.read(body.tools, f"{where}.tools", loaded=True, definitions=definitions).callables
+
+
+_OUTPUT_OF_CALL = {call: output for output, call in CALL_OF_OUTPUT.items()}
+
+
+def requires_input(state: ResponseState) -> bool:
+    """Whether the client has to send outputs, or decisions about calls, before its steers can follow."""
+    return bool(state.carry.approvals) or any(call.required for call in state.carry.open_calls.values())
+
+
+def required_input(output: tuple[Item, ...], carry: Carry) -> list[RequiredInput]:
+    """The outputs that the client must send for calls in ``output``, and its decisions about those that need
+    approval. Earlier ones have been answered."""
+    stubs = []
+    for item in output:
+        if item.id is not None and item.id in carry.approvals:
+            stubs.append(RequiredInput("mcp_approval_response", approval_request_id=item.id))
+        call = carry.open_calls.get(item.call_id or "")
+        if item.call_id is not None and call is not None and call.required and is_call(item):
+            stubs.append(_stub(item.type, item.call_id, item.body()))
+    return stubs
+
+
+def _stub(kind: str, call_id: str, call: Body) -> RequiredInput:
+    if kind == "tool_search_call":
+        return RequiredInput(_OUTPUT_OF_CALL[kind], call_id, execution="client")
+    name = call.name if kind == "function_call" and isinstance(call, FunctionCall) else UNSET
+    return RequiredInput(_OUTPUT_OF_CALL[kind], call_id, name)

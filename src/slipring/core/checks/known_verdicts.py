@@ -11,8 +11,8 @@ from collections import Counter
 
 from msgspec import Struct
 
-from slipring.core.checks.verdicts import Verdict
-from slipring.core.tenant_entries import TenantEntries
+from slipring.core.checks.policies import Verdict
+from slipring.core.tenant_caches import TenantEntries
 
 
 class Known(Struct, frozen=True):

@@ -13,11 +13,10 @@ from slipring.core.chain.state import ResponseState
 from slipring.core.chain.state_cache import ConnectionCache
 from slipring.core.checks.answer_gate import Inspection
 from slipring.core.generation import Job, Prefill
-from slipring.core.hosted.tools import HostedCall, ResolvedBuiltin, ResolvedServer
-from slipring.core.turn.turn import Turn
+from slipring.core.hosted_tools import HostedCall, ResolvedBuiltin, ResolvedServer
+from slipring.core.turn.stages import Wait
+from slipring.core.turn.turn import Joined, Turn
 from slipring.core.turn.turn_checks import Audit
-from slipring.core.turn.turn_values import Joined
-from slipring.core.waits import Wait
 from slipring.protocol.definitions import Compilable
 from slipring.protocol.events import Event
 from slipring.protocol.hosted.builtin_tools import BuiltinKind

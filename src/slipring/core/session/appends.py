@@ -12,8 +12,8 @@ from slipring.core.chain.state import Carry
 from slipring.core.chain.state_cache import ConnectionCache
 from slipring.core.limits import Limits
 from slipring.core.session.lanes import Lanes
-from slipring.core.session.preparation import new_definitions
 from slipring.core.session.request_charges import Charges
+from slipring.core.turn.request_validation import new_definitions
 from slipring.core.turn.steps import between_steps, rollout
 from slipring.core.turn.steps.rollout import AppendRefused
 from slipring.core.turn.turn import Turn

@@ -5,21 +5,14 @@ Each step returns a complete value, which the turn's program sets: ``bind`` what
 where there are other items (of a conversation, or of steers) in its input.
 """
 
-import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 from msgspec import UNSET, structs
 
-from slipring.base.errors import ApiError, InvalidPrompt, PreviousResponseNotFound
-from slipring.core.attachment_rules import AttachmentRules
-from slipring.core.chain import (
-    fetched_images,
-    hosted_items_in_context,
-    input_items,
-    read_documents,
-    sealed_items,
-)
+from slipring.base.errors import InvalidPrompt, PreviousResponseNotFound
+from slipring.core import attachments
+from slipring.core.attachments import AttachmentRules
+from slipring.core.chain import hosted_items_in_context, input_items, sealed_items
 from slipring.core.chain.head import Head
 from slipring.core.chain.hosted_items_in_context import HOSTED
 from slipring.core.chain.input_items import OpenCarry
@@ -28,23 +21,23 @@ from slipring.core.chain.state_cache import ConnectionCache
 from slipring.core.checks.inspected_texts import definition_text
 from slipring.core.checks.policies import NO_POLICY, Policy, policy_of_turn
 from slipring.core.generation import Job, Model
-from slipring.core.limits import Limits
 from slipring.core.session.actions import FetchImages, Load, Loaded, ReadDocuments, Work
 from slipring.core.session.session_state import SessionState
 from slipring.core.turn import response_object
 from slipring.core.turn.compaction import TRIGGER, Compaction, read_plan
-from slipring.core.turn.output.running_hosted_calls import HostedCalls
+from slipring.core.turn.output.hosted_calls import HostedCalls
 from slipring.core.turn.request_validation import (
     ENCRYPTED_REASONING,
+    in_clients_terms,
+    new_definitions,
     read_conversation,
     read_settings,
     require_something,
 )
 from slipring.core.turn.steps.rollout import Rollout, require_possible
 from slipring.core.turn.steps.step_jobs import Steps
-from slipring.core.turn.turn import Turn
+from slipring.core.turn.turn import UNPLANNED, Bound, Draft, Inserted, Planned, Prepared, Turn
 from slipring.core.turn.turn_checks import TurnChecks
-from slipring.core.turn.turn_values import UNPLANNED, Bound, Draft, Inserted, Planned, Prepared
 from slipring.protocol.definitions import Definitions
 from slipring.protocol.endpoints.translated_messages import NOTHING_KNOWN
 from slipring.protocol.hosted.tool_types import CLIENT_TYPES
@@ -52,9 +45,6 @@ from slipring.protocol.items import Item, may_have_images
 from slipring.protocol.requests import TEXT, CreateRequest
 from slipring.protocol.responses import ConversationEcho, Response
 from slipring.protocol.tools import ToolChoice, merged
-
-_INPUT_INDEX = re.compile(r"input\[(\d+)\]")
-
 
 # Bind.
 
@@ -135,10 +125,10 @@ def unopened_attachments(turn: Turn, shared: SessionState) -> Iterator[Work[tupl
     model = shared.models.find(turn.asked.request.model)
     sees, ports = model.capabilities, shared.ports
     fetches = ports.fetches_images and sees.images and not sees.resolves_urls
-    if fetches and (urls := fetched_images.remote_urls(turn.bound.input)):
+    if fetches and (urls := attachments.remote_urls(turn.bound.input)):
         yield FetchImages(turn, turn.bound.input, urls)
     reads = ports.reads_documents and not sees.files
-    if reads and any(any(read_documents.placed(item)) for item in turn.bound.input):
+    if reads and any(any(attachments.placed(item)) for item in turn.bound.input):
         rules = AttachmentRules(sees, shared.limits, _policy(turn, shared, model))
         rules.refuse_beside_documents(turn.bound.input)
         yield ReadDocuments(turn, turn.bound.input, rules.shows_pages, sees.image_roles)
@@ -361,49 +351,3 @@ def _known_head(bound: Bound, continued: ResponseState | None, carry: Carry) -> 
     if bound.parent is None and carry.tools:
         return None
     return continued.head if continued is not None else bound.known_head
-
-
-# Errors.
-
-
-@contextmanager
-def in_clients_terms(inserted: Inserted) -> Iterator[None]:
-    """Correct the input index in an error's param for the items that are not the client's own.
-
-    An error about one of those items names the field through which they came in: ``conversation`` or
-    ``previous_response_id``.
-    """
-    try:
-        yield
-    except ApiError as error:
-        _shift(error, inserted)
-        raise
-
-
-def of_job(turn: Turn, error: ApiError) -> ApiError:
-    """An error that the engine raised about an item of its job, in the client's terms."""
-    _shift(error, Inserted(-turn.recognition.items, 0, "input"))
-    _shift(error, turn.bound.inserted)
-    return error
-
-
-def _shift(error: ApiError, inserted: Inserted) -> None:
-    if inserted.count and error.param is not None and (place := _INPUT_INDEX.match(error.param)) is not None:
-        found = int(place.group(1))
-        if found < inserted.at:
-            return
-        index = found - inserted.count
-        param = f"input[{index}]{error.param[place.end() :]}" if index >= inserted.at else inserted.source
-        error.message = error.message.replace(error.param, param)
-        error.args = (error.message,)
-        error.param = param
-
-
-def new_definitions(limits: Limits, ignored_tools: frozenset[str]) -> Definitions:
-    """An empty collection for the definitions of one request, with the server's limits."""
-    return Definitions(
-        max_grammars=limits.max_grammars,
-        max_grammar_bytes=limits.max_grammar_bytes,
-        max_schema_bytes=limits.max_schema_bytes,
-        ignored_tools=ignored_tools,
-    )

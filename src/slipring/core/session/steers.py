@@ -9,7 +9,8 @@ for call outputs leaves its steers to the client's continuation.
 from msgspec import structs
 
 from slipring.base.errors import ApiError, InvalidPrompt
-from slipring.core.attachment_rules import AttachmentRules
+from slipring.core.attachments import AttachmentRules
+from slipring.core.chain import input_items
 from slipring.core.chain.state import ResponseState
 from slipring.core.chain.state_cache import ConnectionCache
 from slipring.core.generation import Models
@@ -18,10 +19,9 @@ from slipring.core.ports import Ports
 from slipring.core.session.lanes import Lanes
 from slipring.core.session.request_charges import Charges
 from slipring.core.turn.stages import Stages
-from slipring.core.turn.steps import required_input, steered_ends
+from slipring.core.turn.steps import steered_ends
 from slipring.core.turn.steps.steered_ends import SteerRefused, Steers
-from slipring.core.turn.turn import Turn
-from slipring.core.turn.turn_values import Inserted
+from slipring.core.turn.turn import Inserted, Turn
 from slipring.protocol.events import Event, SteerErrorCode
 from slipring.protocol.items import CALL_OF_OUTPUT, Item
 from slipring.protocol.live_input import Steer
@@ -81,9 +81,9 @@ class Successors:
             return self._fail(steers, "response_not_active", why, is_blocked=turn.is_blocked), None
         if refusing is not None:
             return self._fail_successor(steers, refusing), None
-        if required_input.requires_input(state):
+        if input_items.requires_input(state):
             self.waiting[steers.response_id] = steers
-            return steers.pending(required_input.required_input(state.output, state.carry)), None
+            return steers.pending(input_items.required_input(state.output, state.carry)), None
         return [], self._successor(turn, state, steers)
 
     def add_steers(self, turn: Turn, sent: tuple[Item, ...]) -> tuple[tuple[Item, ...], Inserted]:

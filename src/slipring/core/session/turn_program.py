@@ -17,7 +17,6 @@ prefill, no running call.
 from contextlib import suppress
 
 from slipring.base.errors import ApiError, ServerError, forget_frames
-from slipring.core import waits
 from slipring.core.chain.state import ResponseState
 from slipring.core.chain.state_cache import ConnectionCache
 from slipring.core.generation import Job
@@ -38,11 +37,10 @@ from slipring.core.session.actions import (
     Save,
 )
 from slipring.core.session.session_state import SessionState
-from slipring.core.turn import delivery, endings, turn_reports
+from slipring.core.turn import delivery, endings, request_validation, stages, turn_reports
+from slipring.core.turn.stages import Blocked, CutShort, Interrupted
 from slipring.core.turn.steps import between_steps
-from slipring.core.turn.turn import Turn
-from slipring.core.turn.turn_values import Ended
-from slipring.core.waits import Blocked, CutShort, Interrupted
+from slipring.core.turn.turn import Ended, Turn
 from slipring.protocol.events import Event
 
 
@@ -73,7 +71,7 @@ class TurnProgram:
             ended = await self._respond(job)
         except Exception as failure:
             error = self._error(failure)
-            error = preparation.of_job(turn, error) if failure is error else error
+            error = request_validation.of_job(turn, error) if failure is error else error
             if not turn.is_created:
                 self._refuse(error)
                 return None
@@ -109,7 +107,7 @@ class TurnProgram:
         if missing is not None and turn.bound.parent is not None and not turn.asked.forks:
             self._end_growth(turn.bound.parent.id)  # a conversation is continued at its last response
         turn.stages.lap("resolve")
-        with preparation.in_clients_terms(turn.bound.inserted):
+        with request_validation.in_clients_terms(turn.bound.inserted):
             await self._resolve_tools()
             for work in preparation.unopened_attachments(turn, shared):
                 turn.bound = preparation.with_added(turn, shared, await work)
@@ -137,7 +135,7 @@ class TurnProgram:
         """All lists of tools are there: plan the jobs, and return the first."""
         turn = self.turn
         turn.stages.lap("list")
-        with preparation.in_clients_terms(turn.bound.inserted):
+        with request_validation.in_clients_terms(turn.bound.inserted):
             turn.planned = preparation.plan(turn, self._shared)
         assert turn.planned.job is not None
         return turn.planned.job
@@ -215,7 +213,7 @@ class TurnProgram:
         if checks is not None and checks.holds_work(is_call=is_call):
             try:
                 while checks.gate.holds_input:
-                    await waits.VERDICTS_ON_INPUT
+                    await stages.VERDICTS_ON_INPUT
             except CutShort:
                 between_steps.withdraw(turn)
                 raise
@@ -232,7 +230,7 @@ class TurnProgram:
         if checks is not None and not checks.gate.is_settled:
             shared.begin_due(turn)
             while not checks.gate.is_settled:
-                await waits.VERDICTS_ON_ANSWER
+                await stages.VERDICTS_ON_ANSWER
         if turn.planned.steps is None:
             return None
         most_bytes, may_wait = shared.limits.connection_cache_bytes, shared.lifetime.ending is None
@@ -268,7 +266,7 @@ class TurnProgram:
             else:
                 shared.actions += growing.advance(response_id, shared.cache)
             try:
-                await (Load(turn) if asks else waits.CLIENT)
+                await (Load(turn) if asks else stages.CLIENT)
             except Blocked:
                 raise
             except (ApiError, Interrupted, CutShort):
@@ -285,7 +283,7 @@ class TurnProgram:
         while turn.is_calling:
             before = turn.calls_running
             try:
-                await waits.CALLS
+                await stages.CALLS
             except CutShort:
                 shared.send(turn.end_waiting("broken_off"))
                 return

@@ -10,12 +10,12 @@ from typing import Any
 from msgspec import structs
 
 from slipring.core.checks.answer_gate import Inspection
-from slipring.core.checks.verdicts import Verdict
+from slipring.core.checks.policies import Verdict
 from slipring.core.generation import Accepted, Delta, Emit, Finished
 from slipring.core.turn import response_object
+from slipring.core.turn.stages import Wait
 from slipring.core.turn.turn import Turn
 from slipring.core.turn.turn_checks import TurnChecks
-from slipring.core.waits import Wait
 from slipring.protocol import events
 from slipring.protocol.events import Event
 from slipring.protocol.responses import Response

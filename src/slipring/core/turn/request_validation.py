@@ -3,12 +3,16 @@
 A field that is not supported is refused by name. ``docs/compatibility`` lists the same for users.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TypeVar
 
-from slipring.base.errors import InvalidRequest, UnsupportedParameter, quoted
+from slipring.base.errors import ApiError, InvalidRequest, UnsupportedParameter, quoted
 from slipring.core.chain.state import Carry
 from slipring.core.generation import Capabilities, Model, Settings
+from slipring.core.limits import Limits
+from slipring.core.turn.turn import Inserted, Turn
 from slipring.protocol import requests
 from slipring.protocol.definitions import Definitions
 from slipring.protocol.items import Item
@@ -141,3 +145,52 @@ def read_include(include: list[str]) -> list[str]:
             param = f"include[{index}]"
             raise InvalidRequest.at(param, f"{quoted(value)} cannot be included")
     return include
+
+
+_INPUT_INDEX = re.compile(r"input\[(\d+)\]")
+
+
+# Errors.
+
+
+@contextmanager
+def in_clients_terms(inserted: Inserted) -> Iterator[None]:
+    """Correct the input index in an error's param for the items that are not the client's own.
+
+    An error about one of those items names the field through which they came in: ``conversation`` or
+    ``previous_response_id``.
+    """
+    try:
+        yield
+    except ApiError as error:
+        _shift(error, inserted)
+        raise
+
+
+def of_job(turn: Turn, error: ApiError) -> ApiError:
+    """An error that the engine raised about an item of its job, in the client's terms."""
+    _shift(error, Inserted(-turn.recognition.items, 0, "input"))
+    _shift(error, turn.bound.inserted)
+    return error
+
+
+def _shift(error: ApiError, inserted: Inserted) -> None:
+    if inserted.count and error.param is not None and (place := _INPUT_INDEX.match(error.param)) is not None:
+        found = int(place.group(1))
+        if found < inserted.at:
+            return
+        index = found - inserted.count
+        param = f"input[{index}]{error.param[place.end() :]}" if index >= inserted.at else inserted.source
+        error.message = error.message.replace(error.param, param)
+        error.args = (error.message,)
+        error.param = param
+
+
+def new_definitions(limits: Limits, ignored_tools: frozenset[str]) -> Definitions:
+    """An empty collection for the definitions of one request, with the server's limits."""
+    return Definitions(
+        max_grammars=limits.max_grammars,
+        max_grammar_bytes=limits.max_grammar_bytes,
+        max_schema_bytes=limits.max_schema_bytes,
+        ignored_tools=ignored_tools,
+    )

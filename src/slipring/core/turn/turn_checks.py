@@ -1,6 +1,18 @@
-"""The checks of one turn: its gate, the items that it inspects, and what their verdicts lead to."""
+"""The checks of one turn: its gate, the items that it inspects, and what their verdicts lead to.
 
-from collections.abc import Iterable, Sequence
+Finds the items of a turn that its policy has to inspect, so that each is inspected once.
+
+Most of a context was inspected before: by the turns of its chain, or when the client sent the same items
+earlier. ``InspectedItems`` finds what was not, gives it to the turn's gate, and remembers the verdicts for
+later turns, by what the checks have seen (``InspectionContext``).
+
+An item that was never inspected is not let through, wherever in the input it stands: clients write their
+histories themselves. What was refused before is withheld (``withheld_items``), or refused again. A policy
+with the scope ``all`` also inspects what a chain contains from turns under other policies.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
 
 from msgspec import Struct, structs
 
@@ -8,17 +20,298 @@ from slipring.base.errors import ApiError
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import ResponseState
 from slipring.core.checks.answer_gate import Emission, Gate, Inspection
-from slipring.core.checks.inspected_texts import list_text
+from slipring.core.checks.inspected_texts import definition_text, is_models, list_text, result_text
 from slipring.core.checks.known_verdicts import KnownVerdicts
 from slipring.core.checks.moderation_report import Report
-from slipring.core.checks.policies import Policy, checks_of, decide
-from slipring.core.checks.verdicts import NodeVerdicts, Subject, Verdict
+from slipring.core.checks.policies import NodeVerdicts, Policy, Subject, Verdict, checks_of, decide
 from slipring.core.generation import Delta, Finished, Job, RefusalText
-from slipring.core.hosted.tools import CallOutcome
-from slipring.core.turn.uninspected_items import InspectedItems
+from slipring.core.hosted_tools import CallOutcome
+from slipring.core.turn.inspection_context import Before, InspectionContext, sealed_and_open
+from slipring.core.turn.withheld_items import Behind, Refusals, withheld
 from slipring.protocol.hosted.mcp_tools import ListedTool
 from slipring.protocol.items import Item
 from slipring.protocol.responses import ResponseModeration
+from slipring.protocol.tools import NO_TOOLS
+
+
+class _Waiting:
+    """An item some of whose verdicts are missing."""
+
+    __slots__ = ("behind", "key", "subject", "verdicts")
+
+    def __init__(self, subject: Subject, key: bytes, behind: bytes = b"") -> None:
+        self.subject = subject
+        self.key = key
+        self.behind = behind
+        self.verdicts: dict[str, Verdict] = {}
+
+
+class InspectedItems:
+    """What a turn's policy has inspected, and what it has still to inspect."""
+
+    __slots__ = (
+        "_after_input",
+        "_after_step",
+        "_before_input",
+        "_behind",
+        "_context",
+        "_digests",
+        "_gate",
+        "_known",
+        "_policy",
+        "_tenant",
+        "_waiting",
+        "_withheld",
+    )
+
+    def __init__(self, gate: Gate, known: KnownVerdicts, tenant: str) -> None:
+        self._gate = gate
+        self._policy = gate.policy
+        self._known = known
+        self._tenant = tenant
+        self._waiting: dict[int, _Waiting] = {}
+        """By ``id()`` of the subject, which the entry keeps alive."""
+        self._context = InspectionContext(self._policy)
+        self._after_step: Before | None = None
+        """What stands before the input of the next step, once one has ended."""
+        self._before_input = self._after_input = self._context.before
+        self._digests: Mapping[int, bytes] = {}
+        """Of items whose content was digested before, by ``id()``."""
+        self._behind = Behind((), {})
+        self._withheld: frozenset[int] = frozenset()
+        """Indexes of the items for which placeholders stand."""
+
+    def withhold(
+        self, parent: ResponseState | None, items: tuple[Item, ...], digests: Mapping[int, bytes]
+    ) -> tuple[Item, ...]:
+        """The items of a request, with placeholders for what was refused before. ``digests``: of items whose
+        content was digested before, by ``id()``; the caller keeps these items alive."""
+        self._digests, self._behind = digests, Behind(items, digests)
+        context = InspectionContext(self._policy)
+        if parent is not None:
+            context.follow(parent)
+        refusals = Refusals(self._policy, self._known, self._tenant)
+        items, why = withheld(items, digests, refusals, context)
+        for refusal in why.values():
+            self._gate.report.withhold(refusal.decision.check, refusal.known.verdicts)
+        self._withheld = frozenset(why)
+        return items
+
+    def begin(
+        self,
+        parent: ResponseState | None,
+        head: Head,
+        items: tuple[Item, ...],
+        definitions: Iterable[str] = (),
+    ) -> None:
+        """Have the gate inspect what is new in the context of a turn.
+
+        ``items``: those that ``withhold`` has returned, with their hosted items opened. ``definitions``: what
+        the model reads that neither head nor items contain. Raises the error of a blocked turn if it is known
+        already that an item is refused.
+        """
+        subjects = self._of_head(parent, head)
+        for text in definitions:
+            subjects += self._of_definitions(text)
+        if parent is not None:
+            subjects += self._of_chain(parent)
+            self._context.follow(parent)
+        self._before_input = self._context.before
+        self._context.call(items)
+        new = [(index, *each) for index, item in enumerate(items) for each in sealed_and_open((item,))]
+        last = _last_of_model([item for _, item, _ in new]) if self._policy.scope == "new" else 0
+        for place, (index, item, is_sealed) in enumerate(new):
+            digest, behind = self._digests.get(id(item)), self._behind[index]
+            if index in self._withheld:
+                self._pass(item, is_sealed)
+            else:
+                subjects += self._unknown(item, digest, is_sealed, is_new=place >= last, behind=behind)
+        self._after_input = self._context.before
+        self._inspect(subjects)
+
+    def add_list(self, text: str) -> None:
+        """Have the gate inspect a list of hosted tools that was fetched. Raises as ``begin`` does."""
+        self._inspect(self._of_definitions(text))
+
+    def add(self, items: Iterable[Item], *, is_sealed: bool = False) -> None:
+        """Have the gate inspect items that were added to the context of a running turn. ``is_sealed``: the
+        server has made them. Raises as ``begin`` does."""
+        subjects: list[Subject] = []
+        for item, is_inside in sealed_and_open(items):
+            subjects += self._unknown(item, None, is_sealed or is_inside, is_new=True)
+        self._inspect(subjects)
+
+    def append(self, items: Iterable[Item], called: Iterable[Item]) -> None:
+        """Have the gate inspect items that will be input of the next step of a response, which reads them
+        behind what ``resume`` says. ``called``: items with the calls that they answer. Raises as ``begin``
+        does."""
+        self._context.call(tuple(called))
+        before = self._context.before
+        self.add(items)
+        self._context.go_to(before)
+
+    def of_result(self, call: Item, item: Item, outcome: CallOutcome) -> list[Subject]:
+        """What is inspected of the result of a hosted call: the next step reads both as these items."""
+        if not (text := result_text(outcome.output, outcome.error)):
+            return []
+        self._context.call((call,))
+        before = self._context.texts
+        _, key = self._context.read(item, "input", is_sealed=False)
+        subject = Subject("input", "tool_output", text, name=self._context.name_of(item), context=before)
+        self._waiting[id(subject)] = _Waiting(subject, key)
+        return [subject]
+
+    @property
+    def reads_context(self) -> bool:
+        """Whether any check reads the texts before another one."""
+        return self._context.is_read
+
+    def end_step(self, output: Iterable[Item]) -> None:
+        """A step has ended with this output. What the next one reads stands behind it."""
+        self._context.pass_over(output)
+        self._after_step = self._context.before
+
+    def resume(self, job: Job) -> None:
+        """Have the gate inspect the input of the next step of a response. Raises as ``begin`` does."""
+        if self._after_step is not None:
+            self._context.go_to(self._after_step)
+            self.add(job.input)
+            return
+        # No step has ended: results of approved calls have joined the input, which follows what it did.
+        self._context.go_to(self._before_input)
+        self.add(job.input)
+        self._after_input = self._context.before
+
+    def judged(self, subjects: Sequence[Subject], verdicts: Sequence[Sequence[Verdict]]) -> None:
+        """Remember the verdicts about items. One that failed is not remembered: its item is inspected again
+        when it is sent again."""
+        for subject, given in zip(subjects, verdicts, strict=False):
+            waiting = self._waiting.get(id(subject))
+            if waiting is None:
+                continue
+            waiting.verdicts.update((each.check, each) for each in given if each.failed is None)
+            known = tuple(waiting.verdicts.values())
+            checks = self._policy.on(subject.kind)
+            answered = [check for check in checks if check.name in waiting.verdicts]
+            decision = decide(subject, answered, known)
+            is_refused = decision is not None and decision.stops
+            # Whoever refuses an item ends the turn, and with it what other checks would say.
+            if is_refused or len(answered) == len(checks):
+                del self._waiting[id(subject)]
+                self._remember(waiting.key, known, waiting.behind if is_refused else b"")
+
+    def completed(self, output: Iterable[Item]) -> list[Subject]:
+        """The turn has ended, and its output has passed; returns what is still to be audited."""
+        self._context.go_to(self._after_input)
+        unanswered = self._gate.unanswered("output")
+        for item, is_sealed in sealed_and_open(output):
+            if item.type == "mcp_list_tools":
+                continue  # inspected when it was fetched
+            subject, key = self._context.read(item, "output", is_sealed=is_sealed)
+            if subject is None or self._known.find(self._tenant, self._policy.digest, key) is not None:
+                continue
+            self._waiting[id(subject)] = _Waiting(subject, key)
+            passed = [
+                Verdict(check.name, check.version, flagged=False)
+                for check in self._policy.on(subject.kind)
+                if check.mode != "audit" and check.name not in unanswered
+            ]
+            self.judged([subject], [passed])
+        subjects = [waiting.subject for waiting in self._waiting.values()]
+        return [subject for subject in subjects if checks_of(self._policy, subject, "audit")]
+
+    def _of_head(self, parent: ResponseState | None, head: Head) -> list[Subject]:
+        """What is inspected of instructions and tools, unless the parent has the same."""
+        if parent is not None and parent.head.digest == head.digest and self._covers(parent):
+            return []
+        subjects: list[Subject] = []
+        tools = definition_text(head.tools.raw) if head.tools.raw != NO_TOOLS.raw else ""
+        for text in filter(None, (head.instructions, tools)):
+            subjects += self._of_definitions(text)
+        return subjects
+
+    def _of_definitions(self, text: str) -> list[Subject]:
+        """What is inspected of instructions, or of definitions of tools, that no item contains."""
+        key = sha256(b"definitions " + text.encode()).digest()
+        return self._unless_known(Subject("input", "instructions", text), key, is_new=True)
+
+    def _of_chain(self, parent: ResponseState) -> list[Subject]:
+        """What is inspected of a chain, if that is asked for: the items of turns under other policies."""
+        if self._policy.scope == "new":
+            return []
+        uncovered: list[ResponseState] = []
+        covered: ResponseState | None = None
+        for node in parent.chain():
+            if self._covers(node):
+                covered = node
+                break
+            uncovered.append(node)
+        if covered is not None and uncovered:
+            self._context.follow(covered)
+        subjects: list[Subject] = []
+        for node in reversed(uncovered):
+            items = (*node.input, *node.output)
+            self._context.call(items)
+            for item, is_sealed in sealed_and_open(items):
+                subjects += self._unknown(item, None, is_sealed, is_new=True)
+        return subjects
+
+    def _covers(self, node: ResponseState) -> bool:
+        """Whether everything up to this response was inspected under the policy of this turn."""
+        return node.verdicts is not None and node.verdicts.policy == self._policy.digest
+
+    def _unknown(
+        self, item: Item, digest: bytes | None, is_sealed: bool, *, is_new: bool, behind: bytes = b""
+    ) -> list[Subject]:
+        """The subject of an item, if nothing is known about it. ``is_new``: it is reported again if a check
+        has flagged it. ``behind``: identifies what follows it in the request."""
+        if item.type == "mcp_list_tools":
+            listed, _ = self._context.read(item, "input", is_sealed=is_sealed)
+            return [] if listed is None else self._of_definitions(listed.text)
+        if not self._context.is_read:
+            key = self._context.key(item, digest=digest, is_sealed=is_sealed)
+            known = self._known.find(self._tenant, self._policy.digest, key)
+            if known is not None and not known.verdicts:
+                return []  # it need not even be decoded
+        subject, key = self._context.read(item, "input", digest=digest, is_sealed=is_sealed)
+        return [] if subject is None else self._unless_known(subject, key, is_new=is_new, behind=behind)
+
+    def _unless_known(
+        self, subject: Subject, key: bytes, *, is_new: bool, behind: bytes = b""
+    ) -> list[Subject]:
+        checks = self._policy.on(subject.kind)
+        if not checks:
+            return []
+        known = self._known.find(self._tenant, self._policy.digest, key)
+        if known is None:
+            self._waiting[id(subject)] = _Waiting(subject, key, behind)
+            return [subject]
+        decision = decide(subject, checks, known.verdicts) if known.verdicts else None
+        is_refused = decision is not None and decision.consequence == "block"
+        if known.verdicts and (is_new or is_refused):
+            self._gate.report.add(subject, checks, known.verdicts)
+        if decision is not None and is_refused:
+            self._remember(key, known.verdicts, behind)
+            raise decision.error()
+        return []
+
+    def _pass(self, item: Item, is_sealed: bool) -> None:
+        """A placeholder need not be inspected."""
+        _, key = self._context.read(item, "input", is_sealed=is_sealed)
+        self._remember(key, ())
+
+    def _inspect(self, subjects: list[Subject]) -> None:
+        self._gate.inspect_input(subjects)
+        self._gate.context = self._context.texts
+
+    def _remember(self, key: bytes, verdicts: tuple[Verdict, ...], behind: bytes = b"") -> None:
+        self._known.remember(self._tenant, self._policy.digest, key, verdicts, behind)
+
+
+def _last_of_model(items: list[Item]) -> int:
+    """The index of the last item that a model has written; 0 if there is none."""
+    return next((index for index in range(len(items) - 1, 0, -1) if is_models(items[index])), 0)
+
 
 REFUSAL = "The rest of this answer was withheld."
 """The text of the refusal with which an answer ends that is cut, if its policy asks for one."""

@@ -15,7 +15,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from slipring.base.errors import StartupError
-from slipring.core.checks.verdicts import Subject
+from slipring.core.checks.policies import Subject
 from slipring.safety.source import MOST_LATE, Findings, SourceFailed
 from slipring.safety.sources.check_threads import CheckThreads
 

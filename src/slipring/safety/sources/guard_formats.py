@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 
 from msgspec import Struct
 
-from slipring.core.checks.verdicts import Subject
+from slipring.core.checks.policies import Subject
 from slipring.protocol.responses import Logprob
 
 UNSAFE = "unsafe"

@@ -6,13 +6,12 @@ from aiohttp import web
 from msgspec import Raw, json
 
 from slipring.base.errors import InvalidRequest, NotFound, conversation_not_found, quoted
-from slipring.core.attachment_rules import AttachmentRules
+from slipring.core.attachments import AttachmentRules
 from slipring.core.chain import item_ids, sealed_items
 from slipring.core.generation import ALL_ROLES, Capabilities
 from slipring.core.limits import Limits
-from slipring.core.session.preparation import new_definitions
 from slipring.core.turn.compaction import TRIGGER
-from slipring.core.turn.request_validation import read_include
+from slipring.core.turn.request_validation import new_definitions, read_include
 from slipring.protocol.definitions import Definitions
 from slipring.protocol.endpoints.conversations import (
     ConversationObject,

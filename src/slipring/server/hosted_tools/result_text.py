@@ -7,8 +7,8 @@ import msgspec
 from msgspec import Raw
 
 from slipring.base.errors import InvalidRequest
-from slipring.core.attachment_rules import AttachmentRules
-from slipring.core.hosted.tools import CallOutcome
+from slipring.core.attachments import AttachmentRules
+from slipring.core.hosted_tools import CallOutcome
 from slipring.mcp.protocol.tools import (
     AudioContent,
     ContentBlock,

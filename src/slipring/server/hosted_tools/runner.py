@@ -14,9 +14,15 @@ from msgspec import Raw, Struct, UnsetType
 
 from slipring.base.errors import ExternalConnectorError, InvalidRequest
 from slipring.base.tenant_slots import TenantSlots
-from slipring.core.attachment_rules import AttachmentRules
-from slipring.core.hosted.tool_lists import FetchedList
-from slipring.core.hosted.tools import CallOutcome, CallProgress, HostedCall, ResolvedBuiltin, ResolvedServer
+from slipring.core.attachments import AttachmentRules
+from slipring.core.hosted_tools import (
+    CallOutcome,
+    CallProgress,
+    FetchedList,
+    HostedCall,
+    ResolvedBuiltin,
+    ResolvedServer,
+)
 from slipring.core.limits import Limits
 from slipring.mcp.failures import McpFailure, Outcome
 from slipring.mcp.protocol.session import ProgressUpdate

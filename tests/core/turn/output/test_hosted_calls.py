@@ -15,11 +15,10 @@ from slipring.base.errors import (
 from slipring.core.betas import Betas
 from slipring.core.chain.hosted_items_in_context import UNKNOWN_OUTCOME
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Text, Thought
-from slipring.core.hosted.tool_lists import FetchedList
-from slipring.core.hosted.tools import CallOutcome, CallProgress
+from slipring.core.hosted_tools import CallOutcome, CallProgress, FetchedList
 from slipring.core.session.actions import Resolved
+from slipring.core.turn.output.hosted_calls import LOST
 from slipring.core.turn.output.rejected_calls import LIMIT_REACHED, MOST_REJECTED, NOT_OFFERED
-from slipring.core.turn.output.running_hosted_calls import LOST
 from slipring.protocol.hosted.hosted_items import HttpError, ProtocolError
 from tests.core.connection import (
     Connection,

@@ -7,7 +7,7 @@ import pytest
 
 from slipring.base.errors import ContextLengthExceeded, ServerError
 from slipring.core.betas import Betas
-from slipring.core.hosted.tool_lists import FetchedList
+from slipring.core.hosted_tools import FetchedList
 from tests.core.connection import (
     Connection,
     Json,

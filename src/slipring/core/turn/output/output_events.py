@@ -25,15 +25,10 @@ from slipring.core.generation import (
     UpstreamItemStarted,
 )
 from slipring.core.ports import Mint
-from slipring.core.turn.output.client_call_events import Call, WholeCall, open_call
-from slipring.core.turn.output.hosted_call_events import (
-    OpenApproval,
-    OpenHostedCall,
-    OpenMcpCall,
-)
+from slipring.core.turn.output.call_items import Call, WholeCall, open_call
+from slipring.core.turn.output.hosted_calls import HostedCalls, OpenApproval, OpenHostedCall, OpenMcpCall
 from slipring.core.turn.output.numbered_items import CLIENT_CALLS, NumberedItems
 from slipring.core.turn.output.rejected_calls import RefusedCall, RejectedCall
-from slipring.core.turn.output.running_hosted_calls import HostedCalls
 from slipring.core.turn.output.upstream_items import UpstreamItems
 from slipring.protocol import events, item_listing, wire
 from slipring.protocol.events import Event

@@ -4,8 +4,8 @@ of them and what the model reads, and after how many the response ends.
 
 from slipring.core.chain import hosted_items_in_context
 from slipring.core.generation import CallStarted
-from slipring.core.hosted.tools import HostedTool
-from slipring.core.turn.output.hosted_call_events import BuiltinForm, begin_call, builtin_form
+from slipring.core.hosted_tools import HostedTool
+from slipring.core.turn.output.call_items import BuiltinForm, begin_call, builtin_form
 from slipring.core.turn.output.numbered_items import NumberedItems
 from slipring.protocol.items import Item
 from slipring.protocol.responses import OutputItem

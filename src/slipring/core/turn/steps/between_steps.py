@@ -8,7 +8,7 @@ from functools import partial
 from slipring.core.chain import hosted_items_in_context, input_items
 from slipring.core.chain.state import Carry
 from slipring.core.generation import Job
-from slipring.core.hosted.tools import CallOutcome, CallProgress
+from slipring.core.hosted_tools import CallOutcome, CallProgress
 from slipring.core.turn import delivery, turn_reports
 from slipring.core.turn.turn import Turn
 from slipring.protocol.events import Event

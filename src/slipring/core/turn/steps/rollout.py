@@ -11,10 +11,9 @@ from msgspec import UNSET, Raw, structs
 
 from slipring.base.errors import ApiError, InvalidRequest, quoted
 from slipring.core.betas import Betas
-from slipring.core.chain.input_items import OpenCarry
+from slipring.core.chain.input_items import OpenCarry, required_input
 from slipring.core.chain.state import Carry, OpenCall, ResponseState
 from slipring.core.turn.output.output_events import Output
-from slipring.core.turn.steps.required_input import required_input
 from slipring.core.turn.steps.step_jobs import Steps
 from slipring.protocol.events import (
     AppendErrorBody,

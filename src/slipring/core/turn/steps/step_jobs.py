@@ -9,7 +9,7 @@ from msgspec import structs
 
 from slipring.core.chain.state import Carry, Position, ResponseState
 from slipring.core.generation import Finished, Job, Stop, UpstreamTools
-from slipring.core.hosted.tools import HostedTools
+from slipring.core.hosted_tools import HostedTools
 from slipring.core.turn import response_object
 from slipring.core.turn.output.output_events import Output
 from slipring.protocol.items import CALL_OF_OUTPUT, MOST_ITEMS, Item

@@ -1,20 +1,21 @@
-"""The hosted calls of one response: which of them run, what they returned, and how many more there may be."""
+"""PURPOSE.
+
+The hosted calls of one response: which of them run, what they returned, and how many more there may be.
+"""
+
+from msgspec import UNSET, Struct
 
 from slipring.core.chain import hosted_items_in_context
 from slipring.core.generation import CallStarted
-from slipring.core.hosted.tools import CallOutcome, CallProgress, HostedTool, HostedTools
-from slipring.core.turn.output import hosted_call_events
-from slipring.core.turn.output.hosted_call_events import (
-    OpenApproval,
-    OpenHostedCall,
-    OpenMcpCall,
-    RunningCall,
-    builtin_form,
-)
+from slipring.core.hosted_tools import CallOutcome, CallProgress, HostedCall, HostedTool, HostedTools
+from slipring.core.turn.output.call_items import HostedForm, McpForm, begin_call, builtin_form
 from slipring.core.turn.output.numbered_items import NumberedItems
 from slipring.core.turn.output.rejected_calls import RefusedCall, RejectedCall, Rejections
-from slipring.protocol.hosted.hosted_items import ProtocolError
+from slipring.protocol import events
+from slipring.protocol.hosted.hosted_items import CallError, ProtocolError, error_text
+from slipring.protocol.hosted.mcp_tools import ListedTool
 from slipring.protocol.items import Item
+from slipring.protocol.responses import McpApprovalRequestItem, McpListToolsItem
 
 _REQUEST_CANCELLED = -32800
 LOST = CallOutcome(
@@ -27,6 +28,81 @@ WITHHELD = CallOutcome(
     )
 )
 """The outcome of a call whose result was not inspected to the end, or was refused."""
+
+
+class OpenApproval:
+    """A call that needs approval, while the model writes it. Clients see it only once it is complete."""
+
+    __slots__ = ("pieces", "tool")
+
+    def __init__(self, tool: HostedTool) -> None:
+        self.tool = tool
+        self.pieces: list[str] = []
+
+    def item(self, item_id: str) -> McpApprovalRequestItem:
+        tool = self.tool
+        return McpApprovalRequestItem(
+            id=item_id, server_label=tool.label, name=tool.tool.name, arguments="".join(self.pieces)
+        )
+
+
+class RunningCall(Struct, frozen=True, eq=False):
+    """A hosted call that runs, and its place in the output."""
+
+    call: HostedCall
+    index: int
+    form: HostedForm
+    written: str
+    """What the model wrote."""
+    approval_request_id: str | None = None
+
+    def as_generated(self) -> Item:
+        """The call as the model wrote it."""
+        return self.form.as_generated(self.call.id, self.written)
+
+    def result_text(self, outcome: CallOutcome) -> str:
+        """What the model reads of the result."""
+        return self.form.result_text(outcome)
+
+    def report(self, output: NumberedItems, progress: CallProgress, *, detailed: bool) -> None:
+        """Emit that the call still runs. ``detailed``: with what its server says."""
+        self.form.report(output, self.index, self.call.id, progress, detailed=detailed)
+
+    def end(self, output: NumberedItems, outcome: CallOutcome) -> None:
+        """Emit the end of the call, and fill its place."""
+        item_id, form = self.call.id, self.form
+        form.end(output, self.index, item_id, outcome)
+        item = form.item(item_id, self.written, "completed", outcome)
+        output.fill(self.index, item, form.content(item_id, self.written, outcome))
+
+
+class OpenHostedCall:
+    """A hosted call that the model is writing. Opening it emits its first events."""
+
+    __slots__ = ("_form", "_output", "id", "pieces", "tool")
+
+    def __init__(self, output: NumberedItems, tool: HostedTool, form: HostedForm) -> None:
+        self._output = output
+        self._form = form
+        self.tool = tool
+        self.pieces: list[str] = []
+        self.id = begin_call(output, form)
+
+    def run(self) -> "RunningCall":
+        """The arguments are complete: keep the item's place in the output until the call has ended."""
+        return _run(self._output, self.id, self.tool, self._form, self._finish_arguments())
+
+    def break_off(self) -> Item | None:
+        """End a call that will not run: the model broke it off, or the answer was cut. Returns it as the
+        model wrote it; None if its item does not stand for it in a context."""
+        text = self._finish_arguments()
+        self._output.keep(self._form.item(self.id, text, "incomplete"))
+        return self._form.broken_off(self.id, text)
+
+    def _finish_arguments(self) -> str:
+        arguments = "".join(self.pieces)
+        self._form.write(self._output, self.id, arguments)
+        return arguments
 
 
 class HostedCalls:
@@ -116,7 +192,7 @@ class HostedCalls:
         has asked for this very call."""
         if self.budget is not None:
             self.budget -= 1
-        self.start(hosted_call_events.run_approved(output, tool, arguments, request_id))
+        self.start(run_approved(output, tool, arguments, request_id))
 
     def offer(self, tools: HostedTools) -> None:
         """All lists of tools have been fetched: these can be called."""
@@ -197,3 +273,86 @@ class HostedCalls:
         self._calls.clear()
         self._results.clear()
         return results
+
+
+class OpenMcpCall(OpenHostedCall):
+    """An ``mcp_call``: clients see its arguments while the model writes them."""
+
+    __slots__ = ("delta_kind",)
+
+    def __init__(self, output: NumberedItems, tool: HostedTool) -> None:
+        self.delta_kind = events.McpCallArgumentsDelta
+        super().__init__(output, tool, McpForm(tool))
+
+
+def run_approved(output: NumberedItems, tool: HostedTool, arguments: str, request_id: str) -> RunningCall:
+    """Emit the beginning of a call that the client has approved: as recorded, ``in_progress`` twice."""
+    form = McpForm(tool, request_id)
+    item_id = begin_call(output, form)
+    output.emit(events.McpCallArgumentsDelta, item_id=item_id, delta=arguments)
+    form.begin(output, item_id)
+    form.write(output, item_id, arguments)
+    return _run(output, item_id, tool, form, arguments, request_id)
+
+
+def _run(
+    output: NumberedItems,
+    item_id: str,
+    tool: HostedTool,
+    form: HostedForm,
+    written: str,
+    request_id: str | None = None,
+) -> RunningCall:
+    form.run(output, item_id)
+    call = HostedCall(item_id, tool.server, tool.label, tool.tool.name, form.arguments(written))
+    return RunningCall(call, output.reserve(), form, written, request_id)
+
+
+_LOST = ProtocolError(_REQUEST_CANCELLED, "The list of tools is not available.")
+"""Why a list is empty that its response did not wait for, or that may not be shown."""
+
+
+class HostedLists:
+    """The lists of one response. Clients see at once that they are fetched, and their content by ``show``."""
+
+    __slots__ = ("_ended", "_running")
+
+    def __init__(self) -> None:
+        self._running: dict[str, tuple[str, int]] = {}
+        """By label, the id and the place of each list that has no end yet for the client."""
+        self._ended: dict[str, tuple[list[ListedTool], CallError | None]] = {}
+        """By label, what can be shown."""
+
+    def begin(self, output: NumberedItems, label: str, tag: str) -> None:
+        """A list is being fetched. ``tag``: text that the id of its item ends with."""
+        item_id = output.name_item("mcp_list_tools", tag)
+        output.start_item(McpListToolsItem(id=item_id, server_label=label, tools=[]))
+        output.emit(events.McpListToolsInProgress, item_id=item_id)
+        self._running[label] = item_id, output.reserve()
+
+    def end(self, label: str, tools: list[ListedTool], error: CallError | None) -> None:
+        """A list has been fetched: ``tools`` is what the client lets the model call."""
+        self._ended[label] = tools, error
+
+    def show(self, output: NumberedItems) -> None:
+        """Emit the lists that have been fetched since the last time."""
+        ended, self._ended = self._ended, {}
+        for label, (tools, error) in ended.items():
+            self._show(output, label, tools, error)
+
+    def end_all(self, output: NumberedItems) -> None:
+        """The response has ended: no list is shown any more."""
+        self._ended = {}
+        for label in list(self._running):
+            self._show(output, label, [], _LOST)
+
+    def _show(
+        self, output: NumberedItems, label: str, tools: list[ListedTool], error: CallError | None
+    ) -> None:
+        """Emit the end of a list, and fill its place. The only way in which anything of a list reaches the
+        client."""
+        item_id, index = self._running.pop(label)
+        kind = events.McpListToolsCompleted if error is None else events.McpListToolsFailed
+        output.emit_at(index, kind, item_id=item_id)
+        text = UNSET if error is None else error_text(error)
+        output.fill(index, McpListToolsItem(id=item_id, server_label=label, tools=tools, error=text))

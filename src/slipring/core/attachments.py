@@ -1,17 +1,29 @@
 """Images and files in the input of a turn: refused unless the model sees them, and images unless they are
-within the bounds of the server."""
+within the bounds of the server.
 
-from collections.abc import Sequence
+Images that a request names by URL, and that the server has fetched.
 
-from msgspec import Struct
+The item of such an image stays as it was sent, and is with_fetched_images: models see it with a data URL in place of the
+URL. What is stored and what is listed therefore have both.
+
+Documents in the input: PDF files that the server has read for models that take no files.
+
+The item of such a file stays as it was sent, and is opened: models see the text of each page in place of the
+file, and a picture of the page if they see pictures. What is stored and what is listed therefore have both.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+from msgspec import Raw, Struct, structs
 
 from slipring.base.errors import InvalidPrompt, InvalidRequest, UnsupportedParameter
-from slipring.core.chain.fetched_images import fetched_form
 from slipring.core.chain.state import Carry
 from slipring.core.checks.policies import NO_POLICY, Check, Policy
 from slipring.core.generation import Capabilities
 from slipring.core.limits import Limits
-from slipring.protocol.items import Item
+from slipring.protocol import wire
+from slipring.protocol.items import InputFile, Item, opened_with
 from slipring.protocol.pictures.item_pictures import (
     A_FILE,
     ALL_TYPES,
@@ -21,11 +33,14 @@ from slipring.protocol.pictures.item_pictures import (
     Picture,
     attached,
     image_param,
+    images_of,
     is_web,
     part_param,
+    parts_of,
     pictures,
     roles_in,
 )
+from slipring.protocol.pictures.pdf_documents import Document, data_in
 
 _BLIND = (
     "This model takes text only: it cannot see images. The models that can have 'image' among the"
@@ -223,3 +238,156 @@ class AttachmentRules(Struct, frozen=True):
 
 def _must_read_images(check: Check) -> bool:
     return check.on_images == "closed" and not {"message", "tool_output"}.isdisjoint(check.subjects)
+
+
+Fetched = Mapping[str, "str | InvalidRequest"]
+"""Data URLs by the URLs that were fetched, or why that was not possible: the end of a sentence about the
+image."""
+_REMOTE = ("http://", "https://")
+_fields = msgspec.json.Decoder(dict[str, Raw])
+_parts = msgspec.json.Decoder(list[Raw])
+
+
+def remote_urls(items: Sequence[Item]) -> tuple[str, ...]:
+    """The URLs of images in items that are not with_fetched_images, each once."""
+    return tuple(
+        dict.fromkeys(
+            image.url
+            for item in items
+            if item.opened is None
+            for image in images_of(item)
+            if image.url is not None and image.url.lower().startswith(_REMOTE)
+        )
+    )
+
+
+def with_fetched_images(items: Sequence[Item], fetched: Fetched) -> tuple[Item, ...]:
+    """The items, those with fetched images with_fetched_images. Raises ``InvalidRequest``, which names the field, for an
+    image that could not be fetched."""
+    return tuple(_opened(item, index, fetched) for index, item in enumerate(items))
+
+
+def _opened(item: Item, index: int, fetched: Fetched) -> Item:
+    if item.opened is not None:
+        return item
+    found: dict[int, str] = {}
+    for image in images_of(item):
+        result = fetched.get(image.url or "")
+        if isinstance(result, InvalidRequest):
+            param = image_param(item, index, image)
+            raise InvalidRequest(f"Invalid '{param}': {result.message}", param=param, code=result.code)
+        if result is not None:
+            found[image.place] = result
+    return opened_with(item, (structs.replace(item, raw=_with(item, found)),)) if found else item
+
+
+def _with(item: Item, found: Mapping[int, str]) -> bytes:
+    """The JSON of an item with these URLs in its parts."""
+    fields: dict[str, object] = dict(_fields.decode(item.raw))
+    name = "content" if item.type == "message" else "output"
+    value = fields[name]
+    assert isinstance(value, Raw)
+    if item.type == "computer_call_output":
+        fields[name] = {**_fields.decode(value), "image_url": found[0]}
+    else:
+        parts: list[object] = list(_parts.decode(value))
+        for place, url in found.items():
+            part = parts[place]
+            assert isinstance(part, Raw)
+            parts[place] = {**_fields.decode(part), "image_url": url}
+        fields[name] = parts
+    return wire.encode(fields)
+
+
+def fetched_form(item: Item) -> Item | None:
+    """What a model sees of an item with fetched images; None if it has none."""
+    if item.opened is None or len(item.opened) != 1 or item.opened[0].type != item.type:
+        return None
+    return item.opened[0] if item.opened[0].raw != item.raw else None
+
+
+_NAME = "document.pdf"
+
+
+class Page(Struct, frozen=True):
+    text: str
+    image_url: str | None = None
+    """A picture of it, as a data URL."""
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.text) + len(self.image_url or "")
+
+
+ReadPages = Mapping[Document, Sequence[Page]]
+
+
+def documents_in(item: Item) -> tuple[Document, ...]:
+    """The documents of an item that is not opened with their pages, each once."""
+    return tuple(dict.fromkeys(document for _, document in placed(item)))
+
+
+def placed(item: Item) -> Iterator[tuple[int, Document]]:
+    """The documents of an item that is not opened with their pages, with their places among the parts."""
+    if (shown := _shown(item)) is not None:
+        for part in attached(shown).parts:
+            if part.document is not None:
+                yield part.place, part.document
+
+
+def data_of(item: Item, document: Document) -> str:
+    """The base64 of a document of this item. Decodes the item: not for the event loop."""
+    shown = _shown(item)
+    assert shown is not None
+    place = next(place for place, each in placed(item) if each == document)
+    part = parts_of(shown)[place]
+    assert isinstance(part, InputFile)
+    return data_in(part)
+
+
+def opened(item: Item, read: ReadPages, roles: Sequence[str]) -> Item:
+    """The item with the pages of its documents. ``roles``: of the messages that may have pictures; others get
+    the texts alone. Not for the event loop."""
+    shown, found = _shown(item), dict(placed(item))
+    if shown is None or not found:
+        return item
+    role = attached(shown).role
+    fields = _fields.decode(shown.raw)
+    name = "content" if item.type == "message" else "output"
+    parts: list[object] = []
+    for place, (sent, part) in enumerate(zip(_parts.decode(fields[name]), parts_of(shown), strict=True)):
+        if place not in found:
+            parts.append(sent)
+            continue
+        assert isinstance(part, InputFile)
+        pages = read[found[place]]
+        if role is not None and role not in roles:
+            pages = [Page(page.text) for page in pages]
+        parts += _written(pages, part.filename or _NAME)
+    raw = wire.encode({**fields, name: parts})
+    return opened_with(item, (structs.replace(shown, raw=raw, opened=None),))
+
+
+def refused(item: Item, index: int, document: Document, error: InvalidRequest) -> InvalidRequest:
+    """The error about a document that could not be read, which names its field. The message of ``error``
+    continues a sentence that begins with "it" (the document)."""
+    place = next(place for place, each in placed(item) if each == document)
+    param = f"{part_param(item, index, place)}.file_data"
+    return InvalidRequest(f"Invalid '{param}': the document {error.message}.", param=param)
+
+
+def _shown(item: Item) -> Item | None:
+    """An item as models see it so far: itself, or with images that were fetched. None if it stands for
+    others."""
+    return item if item.opened is None else fetched_form(item)
+
+
+def _written(pages: Sequence[Page], name: str) -> Iterator[dict[str, str]]:
+    """The pages of a document, as parts of an item."""
+    for number, page in enumerate(pages, 1):
+        head = f"{name}, page {number} of {len(pages)}"
+        is_blank = page.image_url is None and not page.text.strip()
+        text = f"[{head}: no text]\n" if is_blank else f"[{head}]\n{page.text}\n"
+        yield {"type": "input_text", "text": text}
+        if page.image_url is not None:
+            yield {"type": "input_image", "image_url": page.image_url}

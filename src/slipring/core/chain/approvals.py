@@ -5,12 +5,12 @@ tenant. Its id ends in a tag over all of these, so that a request which comes ba
 this server made it. That it is used once is the driver's part (``ClaimApprovals``).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from slipring.base.errors import InvalidRequest, quoted
-from slipring.core.chain import hosted_items_in_context, item_ids
+from slipring.core.chain import item_ids
 from slipring.core.chain.state import Approval, Carry
 from slipring.protocol import wire
 from slipring.protocol.hosted.hosted_items import McpApprovalRequest, McpApprovalResponse, McpCall
@@ -136,29 +136,10 @@ def require_genuine(approved: Approved, server: McpTool, verify: Verify) -> None
         )
 
 
-def with_denials(before: Mapping[str, Approval], items: tuple[Item, ...]) -> tuple[Item, ...]:
-    """The input of a response, where what the client left unanswered counts as denied: the model reads so
-    before anything else of the input."""
-    answered = {
-        body.approval_request_id
-        for item in items
-        if item.type == "mcp_approval_response" and isinstance(body := item.body(), McpApprovalResponse)
-    }
-    left = [request_id for request_id in before if request_id not in answered]
-    last = items[-1] if items else None
-    if last is not None and last.type == "mcp_approval_request":
-        raise _unanswered(last.id or "")
-    if not left:
-        return items
-    if not items:
-        raise _unanswered(left[0])
-    outputs = tuple(
-        hosted_items_in_context.output_item(each, hosted_items_in_context.UNANSWERED) for each in left
-    )
-    first = items[0]
-    content = (first,) if first.opened is None else first.opened
-    return (structs.replace(first, opened=(*outputs, *content)), *items[1:])
+def denial_text(reason: str | None) -> str:
+    """What a model reads of a call that was not approved."""
+    said = f" Their reason: {reason}" if reason else ""
+    return f"The user did not approve this call, so it was not made.{said}"
 
 
-def _unanswered(request_id: str) -> InvalidRequest:
-    return InvalidRequest.at("input", f"the approval request {quoted(request_id)} has no answer")
+UNANSWERED = denial_text("They answered with something else.")

@@ -1,35 +1,180 @@
-"""Hosted calls and lists of tools in the output of a response: their items and events, while the model
+"""Calls that the client answers, while the model writes them: their events and their items.
+
+Hosted calls and lists of tools in the output of a response: their items and events, while the model
 writes them and while they run.
+
+What the text of a search tool's result contains: the sources of a web search, and the passages of a file
+search.
 """
 
+import re
 from abc import ABC, abstractmethod
-from typing import Literal, Protocol
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Literal, Protocol
 
 import msgspec
 from msgspec import UNSET, Raw, Struct
 
 from slipring.core.chain import hosted_items_in_context
-from slipring.core.hosted.tools import Builtin, CallOutcome, CallProgress, HostedCall, HostedTool
+from slipring.core.generation import CallStarted
+from slipring.core.hosted_tools import Builtin, CallOutcome, CallProgress, HostedTool
 from slipring.core.turn.output.numbered_items import NumberedItems
-from slipring.core.turn.output.search_results import passages_in, urls_in
-from slipring.protocol import events
+from slipring.protocol import events, wire
+from slipring.protocol.client_tools import LocalShellAction, ShellAction, UpdateFile, read_call
 from slipring.protocol.hosted.builtin_tools import FUNCTIONS
-from slipring.protocol.hosted.hosted_items import CallError, CallStatus, McpCall, ProtocolError, error_text
-from slipring.protocol.hosted.mcp_tools import ListedTool
+from slipring.protocol.hosted.hosted_items import CallStatus, McpCall, error_text
 from slipring.protocol.items import Item
 from slipring.protocol.responses import (
+    ApplyPatchCallItem,
     CodeInterpreterCallItem,
     CodeLogs,
+    ComputerCallItem,
+    CustomToolCallItem,
     FileSearchCallItem,
+    FoundPassage,
+    FunctionCallItem,
     ItemStatus,
-    McpApprovalRequestItem,
+    LocalShellCallItem,
     McpCallItem,
-    McpListToolsItem,
     OutputItem,
     SearchAction,
     SearchSource,
+    ShellCallItem,
+    ToolSearchCallItem,
     WebSearchCallItem,
 )
+from slipring.protocol.tools import Kind
+
+ClientCallItem = (
+    ToolSearchCallItem | ShellCallItem | LocalShellCallItem | ApplyPatchCallItem | ComputerCallItem
+)
+
+
+class Call:
+    """An open ``function_call`` or ``custom_tool_call`` item. Opening it emits its ``added`` event."""
+
+    __slots__ = ("_call_id", "_output", "_started", "delta_kind", "id", "pieces")
+
+    def __init__(self, output: NumberedItems, started: CallStarted) -> None:
+        self._output = output
+        self._started = started
+        self.pieces: list[str] = []
+        self.delta_kind = (
+            events.FunctionCallArgumentsDelta if self._is_function else events.CustomToolCallInputDelta
+        )
+        self._call_id = output.mint_call()
+        self.id = output.name_item("function_call" if self._is_function else "custom_tool_call")
+        output.start_item(self._item("", "in_progress"))
+
+    def close(self, status: ItemStatus) -> FunctionCallItem | CustomToolCallItem:
+        """Emit the ``done`` event of its arguments and return the finished item."""
+        text = "".join(self.pieces)
+        if self._is_function:
+            self._output.emit(events.FunctionCallArgumentsDone, item_id=self.id, arguments=text)
+        else:
+            self._output.emit(events.CustomToolCallInputDone, item_id=self.id, input=text)
+        return self._item(text, status)
+
+    @property
+    def _is_function(self) -> bool:
+        return self._started.kind != "custom"
+
+    def _item(self, text: str, status: ItemStatus) -> FunctionCallItem | CustomToolCallItem:
+        started = self._started
+        namespace = started.namespace if started.namespace is not None else UNSET
+        if self._is_function:
+            return FunctionCallItem(
+                id=self.id,
+                call_id=self._call_id,
+                name=started.name,
+                arguments=text,
+                status=status,
+                namespace=namespace,
+            )
+        return CustomToolCallItem(
+            id=self.id,
+            call_id=self._call_id,
+            name=started.name,
+            input=text,
+            status=status,
+            namespace=namespace,
+        )
+
+
+class WholeCall:
+    """An open call of a tool whose arguments the API has no delta events for: clients see them once they are
+    complete."""
+
+    __slots__ = ("_call_id", "_form", "_id", "pieces")
+
+    def __init__(self, output: NumberedItems, form: "_Form") -> None:
+        self.pieces: list[str] = []
+        self._form = form
+        self._call_id = output.mint_call()
+        self._id = output.name_item(form.item.__struct_config__.tag)
+        output.start_item(self._item("in_progress", form.nothing))
+
+    def close(self, status: ItemStatus) -> ClientCallItem:
+        """The finished item. Arguments that are not in its form make it incomplete: it needs no answer."""
+        fields = self._form.read("".join(self.pieces))
+        if fields is None:
+            return self._item(self._form.broken_off, self._form.nothing)
+        if status != "completed" and self._form.broken_off == "in_progress":
+            return self._item("in_progress", self._form.nothing)
+        return self._item(status, fields)
+
+    def _item(self, status: ItemStatus, fields: Mapping[str, Any]) -> ClientCallItem:
+        item: ClientCallItem = self._form.item(id=self._id, call_id=self._call_id, status=status, **fields)
+        return item
+
+
+class _Form(Struct, frozen=True):
+    """The form of the items of one tool."""
+
+    item: Any
+    nothing: Mapping[str, Any]
+    """The fields of a call without arguments."""
+    read: Callable[[str], Mapping[str, Any] | None]
+    """The fields that arguments become; None if these are not in the form of the tool."""
+    broken_off: ItemStatus = "incomplete"
+    """The status of a call whose arguments are not in the form."""
+
+
+_FORMS: dict[Kind, _Form] = {
+    "tool_search": _Form(
+        ToolSearchCallItem,
+        {"arguments": Raw(b"{}")},
+        lambda arguments: {"arguments": _as_json(arguments)},
+    ),
+    "shell": _Form(ShellCallItem, {"action": ShellAction(commands=[])}, partial(read_call, "shell")),
+    "local_shell": _Form(
+        LocalShellCallItem, {"action": LocalShellAction(command=[])}, partial(read_call, "local_shell")
+    ),
+    "apply_patch": _Form(
+        ApplyPatchCallItem,
+        {"operation": UpdateFile(path="", diff="")},
+        partial(read_call, "apply_patch"),
+        broken_off="in_progress",  # the API has no other status for a call that was cut off
+    ),
+    "computer": _Form(ComputerCallItem, {"actions": []}, partial(read_call, "computer")),
+    "computer_use_preview": _Form(ComputerCallItem, {}, partial(read_call, "computer_use_preview")),
+}
+
+
+def open_call(output: NumberedItems, started: CallStarted) -> Call | WholeCall:
+    form = _FORMS.get(started.kind)
+    return WholeCall(output, form) if form is not None else Call(output, started)
+
+
+def _as_json(text: str) -> Raw:
+    """The arguments as JSON; invalid JSON, such as a truncated object, becomes a JSON string."""
+    try:
+        msgspec.json.decode(text)
+    except (ValueError, RecursionError):
+        return wire.raw(text)
+    return Raw(text.encode())
+
 
 SOURCES, RESULTS, OUTPUTS = (
     "web_search_call.action.sources",
@@ -325,101 +470,6 @@ _object = msgspec.json.Decoder(dict[str, Raw])
 _text = msgspec.json.Decoder(str)
 
 
-class OpenHostedCall:
-    """A hosted call that the model is writing. Opening it emits its first events."""
-
-    __slots__ = ("_form", "_output", "id", "pieces", "tool")
-
-    def __init__(self, output: NumberedItems, tool: HostedTool, form: HostedForm) -> None:
-        self._output = output
-        self._form = form
-        self.tool = tool
-        self.pieces: list[str] = []
-        self.id = begin_call(output, form)
-
-    def run(self) -> "RunningCall":
-        """The arguments are complete: keep the item's place in the output until the call has ended."""
-        return _run(self._output, self.id, self.tool, self._form, self._finish_arguments())
-
-    def break_off(self) -> Item | None:
-        """End a call that will not run: the model broke it off, or the answer was cut. Returns it as the
-        model wrote it; None if its item does not stand for it in a context."""
-        text = self._finish_arguments()
-        self._output.keep(self._form.item(self.id, text, "incomplete"))
-        return self._form.broken_off(self.id, text)
-
-    def _finish_arguments(self) -> str:
-        arguments = "".join(self.pieces)
-        self._form.write(self._output, self.id, arguments)
-        return arguments
-
-
-class OpenMcpCall(OpenHostedCall):
-    """An ``mcp_call``: clients see its arguments while the model writes them."""
-
-    __slots__ = ("delta_kind",)
-
-    def __init__(self, output: NumberedItems, tool: HostedTool) -> None:
-        self.delta_kind = events.McpCallArgumentsDelta
-        super().__init__(output, tool, McpForm(tool))
-
-
-class OpenApproval:
-    """A call that needs approval, while the model writes it. Clients see it only once it is complete."""
-
-    __slots__ = ("pieces", "tool")
-
-    def __init__(self, tool: HostedTool) -> None:
-        self.tool = tool
-        self.pieces: list[str] = []
-
-    def item(self, item_id: str) -> McpApprovalRequestItem:
-        tool = self.tool
-        return McpApprovalRequestItem(
-            id=item_id, server_label=tool.label, name=tool.tool.name, arguments="".join(self.pieces)
-        )
-
-
-class RunningCall(Struct, frozen=True, eq=False):
-    """A hosted call that runs, and its place in the output."""
-
-    call: HostedCall
-    index: int
-    form: HostedForm
-    written: str
-    """What the model wrote."""
-    approval_request_id: str | None = None
-
-    def as_generated(self) -> Item:
-        """The call as the model wrote it."""
-        return self.form.as_generated(self.call.id, self.written)
-
-    def result_text(self, outcome: CallOutcome) -> str:
-        """What the model reads of the result."""
-        return self.form.result_text(outcome)
-
-    def report(self, output: NumberedItems, progress: CallProgress, *, detailed: bool) -> None:
-        """Emit that the call still runs. ``detailed``: with what its server says."""
-        self.form.report(output, self.index, self.call.id, progress, detailed=detailed)
-
-    def end(self, output: NumberedItems, outcome: CallOutcome) -> None:
-        """Emit the end of the call, and fill its place."""
-        item_id, form = self.call.id, self.form
-        form.end(output, self.index, item_id, outcome)
-        item = form.item(item_id, self.written, "completed", outcome)
-        output.fill(self.index, item, form.content(item_id, self.written, outcome))
-
-
-def run_approved(output: NumberedItems, tool: HostedTool, arguments: str, request_id: str) -> RunningCall:
-    """Emit the beginning of a call that the client has approved: as recorded, ``in_progress`` twice."""
-    form = McpForm(tool, request_id)
-    item_id = begin_call(output, form)
-    output.emit(events.McpCallArgumentsDelta, item_id=item_id, delta=arguments)
-    form.begin(output, item_id)
-    form.write(output, item_id, arguments)
-    return _run(output, item_id, tool, form, arguments, request_id)
-
-
 def begin_call(output: NumberedItems, form: HostedForm) -> str:
     """Start the item of a call; returns its id."""
     item_id = output.name_item(form.item_type)
@@ -428,65 +478,44 @@ def begin_call(output: NumberedItems, form: HostedForm) -> str:
     return item_id
 
 
-def _run(
-    output: NumberedItems,
-    item_id: str,
-    tool: HostedTool,
-    form: HostedForm,
-    written: str,
-    request_id: str | None = None,
-) -> RunningCall:
-    form.run(output, item_id)
-    call = HostedCall(item_id, tool.server, tool.label, tool.tool.name, form.arguments(written))
-    return RunningCall(call, output.reserve(), form, written, request_id)
+_MOST_SOURCES = 100
 
 
-_REQUEST_CANCELLED = -32800
-_LOST = ProtocolError(_REQUEST_CANCELLED, "The list of tools is not available.")
-"""Why a list is empty that its response did not wait for, or that may not be shown."""
+_URL = re.compile(r"https?://[^\s<>\"'`\\^{|}\[\]]+")
 
 
-class HostedLists:
-    """The lists of one response. Clients see at once that they are fetched, and their content by ``show``."""
+_URL_END = ".,;:!?)*_"
+"""Characters that belong to the text after a URL rather than to its end."""
 
-    __slots__ = ("_ended", "_running")
 
-    def __init__(self) -> None:
-        self._running: dict[str, tuple[str, int]] = {}
-        """By label, the id and the place of each list that has no end yet for the client."""
-        self._ended: dict[str, tuple[list[ListedTool], CallError | None]] = {}
-        """By label, what can be shown."""
+def urls_in(text: str) -> list[str]:
+    """The URLs in a text, each once, in their order."""
+    found = dict.fromkeys(url.rstrip(_URL_END) for url in _URL.findall(text))
+    return list(found)[:_MOST_SOURCES]
 
-    def begin(self, output: NumberedItems, label: str, tag: str) -> None:
-        """A list is being fetched. ``tag``: text that the id of its item ends with."""
-        item_id = output.name_item("mcp_list_tools", tag)
-        output.start_item(McpListToolsItem(id=item_id, server_label=label, tools=[]))
-        output.emit(events.McpListToolsInProgress, item_id=item_id)
-        self._running[label] = item_id, output.reserve()
 
-    def end(self, label: str, tools: list[ListedTool], error: CallError | None) -> None:
-        """A list has been fetched: ``tools`` is what the client lets the model call."""
-        self._ended[label] = tools, error
+def passages_in(text: str) -> list[FoundPassage]:
+    """The passages in a result: those of a JSON list of objects with a text, or the whole as one."""
+    try:
+        return [each.shown for each in _passages.decode(text)]
+    except (ValueError, RecursionError):
+        return [FoundPassage(text)]
 
-    def show(self, output: NumberedItems) -> None:
-        """Emit the lists that have been fetched since the last time."""
-        ended, self._ended = self._ended, {}
-        for label, (tools, error) in ended.items():
-            self._show(output, label, tools, error)
 
-    def end_all(self, output: NumberedItems) -> None:
-        """The response has ended: no list is shown any more."""
-        self._ended = {}
-        for label in list(self._running):
-            self._show(output, label, [], _LOST)
+class _Passage(Struct):
+    """A passage as a tool writes it. All but its text may be missing or null."""
 
-    def _show(
-        self, output: NumberedItems, label: str, tools: list[ListedTool], error: CallError | None
-    ) -> None:
-        """Emit the end of a list, and fill its place. The only way in which anything of a list reaches the
-        client."""
-        item_id, index = self._running.pop(label)
-        kind = events.McpListToolsCompleted if error is None else events.McpListToolsFailed
-        output.emit_at(index, kind, item_id=item_id)
-        text = UNSET if error is None else error_text(error)
-        output.fill(index, McpListToolsItem(id=item_id, server_label=label, tools=tools, error=text))
+    text: str
+    file_id: str | None = None
+    filename: str | None = None
+    score: float | None = None
+    attributes: dict[str, str | float | bool] | None = None
+
+    @property
+    def shown(self) -> FoundPassage:
+        return FoundPassage(
+            self.text, self.file_id or "", self.filename or "", self.score or 0.0, self.attributes or {}
+        )
+
+
+_passages = msgspec.json.Decoder(list[_Passage])

@@ -1,1 +1,0 @@
-"""Tools that the server runs inside a response: which there are, their calls, and approvals."""
