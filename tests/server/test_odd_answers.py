@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from slipring.core.limits import Limits
-from slipring.prompts.chain_choices import LOOP_THOUGHTS
 from slipring.prompts.parsing.answer_writer import Call
 from slipring.prompts.parsing.output_format import OutputFormat
+from slipring.prompts.rendering import LOOP_THOUGHTS
 from tests.clients.family_server import ASKED_TO_THINK, family_server
 from tests.clients.test_families import TOOLS
 from tests.engines.fakes.families import Answer, FakeFamilyServer

@@ -4,10 +4,10 @@ from typing import Any
 
 from slipring.protocol import wire
 from slipring.protocol.items import Item, read_item
-from slipring.stores.chain_transfer import pack_chain, unpack_chain
 from slipring.stores.conversations import Appended, Conversation
 from slipring.stores.databases.database import Statement
 from slipring.stores.pictures import Detached, digests_in, unpack
+from slipring.stores.response_codec import pack_chain, unpack_chain
 from slipring.stores.runs import Beginning
 from slipring.stores.store import Store
 from tests.pictures import data_url, png

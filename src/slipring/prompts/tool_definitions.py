@@ -1,10 +1,17 @@
-"""How prompts name and describe tools, and describe the format of answers."""
+"""How prompts name and describe tools, and describe the format of answers.
 
-from collections.abc import Iterable
-from typing import Protocol
+Tools declared as TypeScript types: the value of ``tools_ts_str``, a variable of the templates of Kimi K2.5
+and later, for which Moonshot's tokenizer brings code.
+"""
 
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
 from msgspec import Raw
 
+from slipring.base.errors import InvalidRequest
 from slipring.protocol import wire
 from slipring.protocol.items import LoadedTools
 from slipring.protocol.requests import TextFormat
@@ -101,3 +108,190 @@ def describe_format(format: TextFormat) -> str:
         return "Answer with one JSON object and nothing else."
     schema = format.schema.decode()
     return f"Answer with one JSON document and nothing else. It follows this JSON schema:\n{schema}"
+
+
+_MAX_DEPTH = 100
+"""Nesting of JSON that is passed to a template as a value."""
+
+_MAX_VALUES = 100_000
+"""Number of values in JSON that is passed to a template as a value: it is decoded and encoded in one step."""
+
+Dict = dict[str, Any]
+
+_object = msgspec.json.Decoder(Dict)
+
+
+def read_object(text: str) -> Dict | None:
+    """Decode a JSON object; None if the text is not one, or it is nested too deeply or too large."""
+    if sum(map(text.count, ",[{")) > _MAX_VALUES:  # an upper bound of the number of values
+        return None
+    try:
+        value = _object.decode(text.encode())
+    except (ValueError, RecursionError):
+        return None
+    return value if _is_shallow(value, _MAX_DEPTH) else None
+
+
+def _is_shallow(value: object, depth: int) -> bool:
+    if not isinstance(value, dict | list):
+        return True
+    inner = value.values() if isinstance(value, dict) else value
+    return depth > 0 and all(_is_shallow(each, depth - 1) for each in inner)
+
+
+def template_tools(tools: Iterable[CallableTool]) -> list[Dict]:
+    """Tool definitions for a template. Raises ``InvalidRequest`` if a schema is too deep or too large."""
+    definitions = []
+    for tool in tools:
+        definition = read_object(describe(tool))
+        if definition is None:
+            raise InvalidRequest.at("tools", "the schema of a tool is nested too deeply, or too large")
+        parameters = definition["function"]["parameters"]
+        if isinstance(parameters, dict):
+            parameters.setdefault("type", "object")
+            parameters.setdefault("properties", {})  # templates rely on both
+        definitions.append(definition)
+    return definitions
+
+
+_INDENT = "  "
+_MOST_NESTED_TYPES = 64
+_SELF = "parameters"
+_LIMITS: Mapping[str, tuple[str, ...]] = {
+    "string": ("maxLength", "minLength", "pattern"),
+    "number": ("maximum", "minimum"),
+    "integer": ("maximum", "minimum"),
+    "array": ("maxItems", "minItems"),
+}
+"""The keywords of each type that are written as a comment."""
+_NAMES = {"integer": "number", "object": "{}", "array": "Array<any>"}
+"""How types are written that are one of several."""
+
+
+class _Undeclarable(Exception):
+    """A schema that the notation has no form for."""
+
+
+def declare_tools(tools: Sequence[Mapping[str, Any]]) -> str | None:
+    """The declarations of tools in the form of chat completions; None if a schema cannot be declared, upon
+    which templates write the tools as JSON."""
+    try:
+        declared = [_Function(tool["function"]).declaration() for tool in tools]
+    except (_Undeclarable, AttributeError, TypeError):  # a client's schema may have any JSON anywhere
+        return None
+    return "\n".join(("# Tools\n\n## functions\nnamespace functions {", *declared, "}\n"))
+
+
+class _Function:
+    """Declares one function, and the interfaces that its schema defines."""
+
+    def __init__(self, function: Mapping[str, Any]) -> None:
+        self._function = function
+        self._schema: Mapping[str, Any] = function.get("parameters") or {}
+        self._definitions: dict[str, Any] = {}
+        self._refers_to_itself = False
+
+    def declaration(self) -> str:
+        parameters = self._object(self._schema, "", 0)
+        lines = []
+        if self._refers_to_itself:
+            properties = self._properties(self._schema, self._schema.get("properties", {}), _INDENT, 0)
+            body = ",\n".join(properties)
+            lines.append(f"interface {_SELF} {{\n{body}\n}}" if body else f"interface {_SELF} {{}}")
+            parameters = _SELF
+        definitions = dict(self._definitions)
+        for name, schema in definitions.items():
+            comment = schema.get("description", "") if isinstance(schema, Mapping) else ""
+            lines += _comments(comment, "") if comment else []
+            lines.append(f"interface {name} {self._type(schema, '', 0)}")
+        if self._definitions != definitions:  # definitions within definitions
+            raise _Undeclarable
+        if description := self._function.get("description"):
+            lines += _comments(description, "")
+        lines.append(f"type {self._function['name']} = (_: {parameters}) => any;")
+        return "\n".join(lines)
+
+    def _type(self, schema: Any, indent: str, depth: int) -> str:
+        if isinstance(schema, bool):
+            return "any" if schema else "null"
+        if not isinstance(schema, Mapping) or depth > _MOST_NESTED_TYPES:
+            raise _Undeclarable
+        if "$ref" in schema:
+            return self._reference(schema["$ref"])
+        if "anyOf" in schema:
+            return " | ".join(self._type(each, indent, depth + 1) for each in schema["anyOf"])
+        if "enum" in schema:
+            return " | ".join(
+                f'"{each}"' if isinstance(each, str) else json.dumps(each) for each in schema["enum"]
+            )
+        type: Any = schema.get("type", "any" if not schema else None)
+        if isinstance(type, list):
+            return " | ".join(str(_NAMES.get(each, each)) for each in type)
+        if type == "object":
+            return self._object(schema, indent, depth + 1)
+        if type == "array":
+            return self._array(schema, indent, depth + 1)
+        if not isinstance(type, str):
+            raise _Undeclarable
+        return "number" if type == "integer" else type
+
+    def _reference(self, reference: Any) -> str:
+        if reference == "#":
+            self._refers_to_itself = True
+            return _SELF
+        name = str(reference).removeprefix("#/$defs/")
+        if name == reference or name not in self._definitions:
+            raise _Undeclarable
+        return name
+
+    def _object(self, schema: Mapping[str, Any], indent: str, depth: int) -> str:
+        self._definitions |= schema.get("$defs") or {}
+        required = schema.get("required") or ()
+        properties = schema.get("properties") or {}
+        inner = indent + _INDENT
+        ordered = dict(sorted(properties.items(), key=lambda entry: (entry[0] not in required, entry[0])))
+        lines = self._properties(schema, ordered, inner, depth)
+        others = schema.get("additionalProperties")
+        if others is not None:
+            type = "never" if others is False else self._type(others, inner, depth)
+            lines.append(f"{inner}[k: string]: {type}")
+        return "{\n" + ",\n".join(lines) + f"\n{indent}}}" if lines else "{}"
+
+    def _properties(
+        self, schema: Mapping[str, Any], properties: Mapping[str, Any], indent: str, depth: int
+    ) -> list[str]:
+        required = schema.get("required") or ()
+        lines = []
+        for name, each in properties.items():
+            comments = _comments_of(each, indent)
+            if isinstance(each, Mapping) and each.get("default") is not None:
+                default = json.dumps(each["default"], ensure_ascii=False, sort_keys=True)
+                comments.append(f"{indent}// Default: {default}")
+            mark = "" if name in required else "?"
+            lines.append("\n".join((*comments, f"{indent}{name}{mark}: {self._type(each, indent, depth)}")))
+        return lines
+
+    def _array(self, schema: Mapping[str, Any], indent: str, depth: int) -> str:
+        items = schema.get("items") or {}
+        inner = indent + _INDENT
+        if comments := _comments_of(items, inner):
+            lines = ("Array<", *comments, inner + self._type(items, inner, depth), f"{indent}>")
+            return "\n".join(lines)
+        return f"Array<{self._type(items, indent, depth)}>"
+
+
+def _comments_of(schema: Any, indent: str) -> list[str]:
+    """What a schema says beside its type."""
+    if not isinstance(schema, Mapping):
+        return []
+    comments = [*_comments(schema["description"], indent)] if schema.get("description") else []
+    is_plain = not {"$ref", "anyOf", "enum"} & schema.keys()
+    type = schema.get("type")
+    keys = _LIMITS.get(type, ()) if is_plain and isinstance(type, str) else ()
+    if limits := ", ".join(f"{key}: {schema[key]}" for key in keys if key in schema):
+        comments.append(f"{indent}// {limits}")
+    return comments
+
+
+def _comments(text: str, indent: str) -> Iterable[str]:
+    return (f"{indent}// {line}" if line else "" for line in text.split("\n"))

@@ -19,8 +19,8 @@ from slipring.base.errors import ApiError
 from slipring.core.chain.state import Positions, ResponseState
 from slipring.server.clock import shared_now
 from slipring.server.id_minting import node_of
-from slipring.stores.chain_transfer import pack_chain, unpack_chain
 from slipring.stores.nodes import Cluster, Node
+from slipring.stores.response_codec import pack_chain, unpack_chain
 
 log = logging.getLogger("slipring")
 

@@ -47,3 +47,9 @@ class Cluster:
         )
         value: bytes = rows[0][0]
         return value
+
+
+REMOVE_UNSEEN = "DELETE FROM slipring_nodes WHERE seen_at <= $1 RETURNING 1"
+
+UNSEEN_EXPIRY_S = 86_400.0
+"""A node that has not announced itself for this long is removed: a restarted one has a new id."""

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from slipring.stores.databases.database import Database, ForeignKeyViolated, Row, Statement
+from slipring.stores.nodes import REMOVE_UNSEEN, UNSEEN_EXPIRY_S
 
 NEVER = 2**62
 """The ``expires_at`` of data that does not expire."""
@@ -120,9 +121,6 @@ DELETE FROM slipring_usage WHERE (key_id, period) IN (
 ) AND expires_at <= $1
 RETURNING 1
 """
-_NODES = "DELETE FROM slipring_nodes WHERE seen_at <= $1 RETURNING 1"
-_NODE_EXPIRY_S = 86_400.0
-"""A node that has not announced itself for this long is removed: a restarted one has a new id."""
 _STEP_ROWS, _PAUSE_S = 1000, 0.1
 """How many rows of each kind one step removes at most, and the pause before the next."""
 _MAX_ATTEMPTS = 3
@@ -179,7 +177,7 @@ class Pruning:
             + await self._count_removed(Statement(_APPROVALS, (int(now), limit)))
             + await self._count_removed(Statement(_DELETED_ITEMS, (int(now), limit)))
             + await self._count_removed(Statement(_USAGE, (float(now), limit)))
-            + await self._count_removed(Statement(_NODES, (float(now) - _NODE_EXPIRY_S,)))
+            + await self._count_removed(Statement(REMOVE_UNSEEN, (float(now) - UNSEEN_EXPIRY_S,)))
             + await self._make_room(limit)
         )
 

@@ -2,6 +2,8 @@
 
 A row holds only what its response adds to its parent. When a chain is decoded, what a response shares with
 its parent is the same object, so that a loaded chain takes as much memory as one that was generated here.
+
+Encodes a whole chain as bytes, to send it to another node.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -217,4 +219,38 @@ def rebuild(
     )
     state.keeps_position = record.position is not None
     state.verdicts = unpack_verdicts(record.verdicts)
+    return state
+
+
+class _Chain(Struct):
+    heads: dict[bytes, tuple[bytes | None, bytes]]
+    """The columns of each head, by its digest."""
+    records: list[Record]
+    """Oldest response first."""
+
+
+_chain_decoder = msgspec.msgpack.Decoder(_Chain)
+_pack_chain = msgspec.msgpack.Encoder().encode
+
+
+def pack_chain(state: ResponseState, positions: Positions | None) -> bytes:
+    """Encode a response with all its ancestors; engine positions only if ``positions`` can encode them."""
+    nodes = list(reversed(list(state.chain())))
+    heads = {node.head.digest: head_columns(node.head) for node in nodes}
+    return _pack_chain(_Chain(heads, [record(node, positions) for node in nodes]))
+
+
+def unpack_chain(data: bytes, positions: Positions | None) -> ResponseState | None:
+    """Return the newest response of an encoded chain, None for an empty one.
+
+    Raises ``ValueError`` for bytes that do not encode a chain.
+    """
+    chain = _chain_decoder.decode(data)
+    heads: dict[bytes, Head] = {}
+    state: ResponseState | None = None
+    for record in chain.records:
+        if record.head not in heads:
+            previous = state.head if state is not None else None
+            heads[record.head] = read_head(*chain.heads[record.head], previous)
+        state = rebuild(record, state, heads[record.head], positions)
     return state

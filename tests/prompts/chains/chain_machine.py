@@ -20,23 +20,21 @@ from slipring.commands.inspection.sample_conversation import control_names, emit
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Job, Settings
-from slipring.prompts.chain_choices import (
+from slipring.prompts.parsing.answer_writer import Call as WrittenCall
+from slipring.prompts.parsing.output_format import OutputFormat
+from slipring.prompts.rendering import (
     CALL_IDS,
     CALL_TEXTS,
     EMPTY_THOUGHTS,
     LOOP_THOUGHTS,
     WHITE_SPACE,
     ChainChoice,
+    Rendering,
 )
-from slipring.prompts.parsing.answer_writer import Call as WrittenCall
-from slipring.prompts.parsing.output_format import OutputFormat
-from slipring.prompts.rendering import Rendering
 from slipring.prompts.templates.chat_messages import ChatMessage, head_messages
 from slipring.prompts.templates.template_renderer import TemplateRenderer
-from slipring.prompts.templates.template_values import template_tools
-from slipring.prompts.templates.type_declarations import declare_tools
 from slipring.prompts.tokenization.token_budget import BudgetedEncoder
-from slipring.prompts.tool_definitions import tool_instructions
+from slipring.prompts.tool_definitions import declare_tools, template_tools, tool_instructions
 from slipring.protocol.items import Item, short_id
 from slipring.protocol.tools import Toolset
 from tests.prompts.chains.histories import Answer, History, Input, Start

@@ -6,7 +6,7 @@
 import pytest
 from hypothesis import given, settings
 
-from slipring.prompts.chain_choices import CALL_IDS, CALL_TEXTS, EMPTY_THOUGHTS, LOOP_THOUGHTS, WHITE_SPACE
+from slipring.prompts.rendering import CALL_IDS, CALL_TEXTS, EMPTY_THOUGHTS, LOOP_THOUGHTS, WHITE_SPACE
 from slipring.prompts.templates.probed_template import ModelTemplate
 from slipring.prompts.templates.template_renderer import TemplateRenderer
 from tests.prompts.chains.chain_machine import ChainMachine, Difference

@@ -5,57 +5,6 @@ slipring finds most of them by rendering a template; those that it knows by name
 
 from msgspec import structs
 
-from slipring.prompts.parsing.known_formats import (
-    DEEPSEEK_V3 as DEEPSEEK_V3,
-)
-from slipring.prompts.parsing.known_formats import (
-    DOTS as DOTS,
-)
-from slipring.prompts.parsing.known_formats import (
-    FUNCTION_GEMMA as FUNCTION_GEMMA,
-)
-from slipring.prompts.parsing.known_formats import (
-    GEMMA4 as GEMMA4,
-)
-from slipring.prompts.parsing.known_formats import (
-    HARMONY as HARMONY,
-)
-from slipring.prompts.parsing.known_formats import (
-    HERMES as HERMES,
-)
-from slipring.prompts.parsing.known_formats import (
-    INTERNLM2 as INTERNLM2,
-)
-from slipring.prompts.parsing.known_formats import (
-    KIMI_K2 as KIMI_K2,
-)
-from slipring.prompts.parsing.known_formats import (
-    KIMI_K3 as KIMI_K3,
-)
-from slipring.prompts.parsing.known_formats import (
-    LFM2 as LFM2,
-)
-from slipring.prompts.parsing.known_formats import (
-    LLAMA3_JSON as LLAMA3_JSON,
-)
-from slipring.prompts.parsing.known_formats import (
-    LONGCAT as LONGCAT,
-)
-from slipring.prompts.parsing.known_formats import (
-    MINIMAX_M3 as MINIMAX_M3,
-)
-from slipring.prompts.parsing.known_formats import (
-    MUSE as MUSE,
-)
-from slipring.prompts.parsing.known_formats import (
-    OLMO3 as OLMO3,
-)
-from slipring.prompts.parsing.known_formats import (
-    PHI4_MINI as PHI4_MINI,
-)
-from slipring.prompts.parsing.known_formats import (
-    STEP3 as STEP3,
-)
 from slipring.prompts.parsing.output_format import (
     JsonCalls,
     NamedJsonCalls,
@@ -63,6 +12,23 @@ from slipring.prompts.parsing.output_format import (
     PythonCalls,
     TaggedCalls,
 )
+from slipring.prompts.templates.detection.family_formats import DEEPSEEK_V3 as DEEPSEEK_V3
+from slipring.prompts.templates.detection.family_formats import DOTS as DOTS
+from slipring.prompts.templates.detection.family_formats import FUNCTION_GEMMA as FUNCTION_GEMMA
+from slipring.prompts.templates.detection.family_formats import GEMMA4 as GEMMA4
+from slipring.prompts.templates.detection.family_formats import HARMONY as HARMONY
+from slipring.prompts.templates.detection.family_formats import HERMES as HERMES
+from slipring.prompts.templates.detection.family_formats import INTERNLM2 as INTERNLM2
+from slipring.prompts.templates.detection.family_formats import KIMI_K2 as KIMI_K2
+from slipring.prompts.templates.detection.family_formats import KIMI_K3 as KIMI_K3
+from slipring.prompts.templates.detection.family_formats import LFM2 as LFM2
+from slipring.prompts.templates.detection.family_formats import LLAMA3_JSON as LLAMA3_JSON
+from slipring.prompts.templates.detection.family_formats import LONGCAT as LONGCAT
+from slipring.prompts.templates.detection.family_formats import MINIMAX_M3 as MINIMAX_M3
+from slipring.prompts.templates.detection.family_formats import MUSE as MUSE
+from slipring.prompts.templates.detection.family_formats import OLMO3 as OLMO3
+from slipring.prompts.templates.detection.family_formats import PHI4_MINI as PHI4_MINI
+from slipring.prompts.templates.detection.family_formats import STEP3 as STEP3
 
 BARE_JSON = OutputFormat(calls=JsonCalls(is_bare=True))
 """``{"name": …, "arguments": …}`` without marks."""

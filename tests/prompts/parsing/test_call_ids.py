@@ -3,8 +3,12 @@
 import pytest
 
 from slipring.prompts.parsing.answer_writer import Call
-from slipring.prompts.parsing.call_ids import has_call_ids, written_call_ids
-from slipring.prompts.parsing.output_format import NamedJsonCalls, OutputFormat
+from slipring.prompts.parsing.output_format import (
+    NamedJsonCalls,
+    OutputFormat,
+    has_call_ids,
+    written_call_ids,
+)
 from tests.prompts.parsing import family_formats as known
 from tests.prompts.parsing.written_answers import write_answer
 

@@ -15,7 +15,7 @@ from slipring.prompts.templates.chat_messages import (
     PendingCall,
     head_messages,
 )
-from slipring.prompts.templates.template_values import template_tools
+from slipring.prompts.tool_definitions import template_tools
 from slipring.protocol.items import Item, short_id
 from slipring.protocol.requests import TEXT, TextFormat
 from slipring.protocol.tools import Toolset

@@ -7,8 +7,13 @@ from typing import Any
 import pytest
 
 from slipring.base.errors import InvalidRequest
-from slipring.prompts.templates.jinja_engines import ChatTemplate, Jinja2Template, OutOfFuel, TemplateError
-from slipring.prompts.templates.template_values import YieldingList
+from slipring.prompts.templates.jinja_engines import (
+    ChatTemplate,
+    Jinja2Template,
+    OutOfFuel,
+    TemplateError,
+    YieldingList,
+)
 
 ONLY_JINJA2 = "{{ '%s' % '' }}"
 """Writes nothing, with an operator that minijinja does not have."""

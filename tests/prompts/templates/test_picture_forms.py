@@ -16,9 +16,15 @@ from slipring.core.token_estimates import estimated_picture_tokens
 from slipring.prompts.fallback_reasons import REWRITES_EARLIER
 from slipring.prompts.rendering import Rendered, picture_id
 from slipring.prompts.rendering_codec import RenderingCodec
-from slipring.prompts.templates.chat_messages import ChatMessage
+from slipring.prompts.templates.chat_messages import (
+    INLINE,
+    MOVED,
+    PARTS,
+    ChatMessage,
+    PictureForm,
+    picture_mark,
+)
 from slipring.prompts.templates.message_forms import MessageForms
-from slipring.prompts.templates.picture_marks import INLINE, MOVED, PARTS, PictureForm, picture_mark
 from slipring.prompts.templates.probed_template import ModelTemplate
 from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.prompts.tokenization.token_budget import TokenBudget

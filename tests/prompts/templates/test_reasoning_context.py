@@ -8,8 +8,7 @@ from msgspec import structs
 from slipring.core.generation import Job
 from slipring.prompts.fallback_reasons import ASKED_TO_DROP, CONTEXT_CHANGED
 from slipring.prompts.rendering import Rendering
-from slipring.prompts.templates.template_renderer import TemplateRenderer
-from slipring.prompts.templates.unwritten_thoughts import clipped, joined, ranges_of
+from slipring.prompts.templates.template_renderer import TemplateRenderer, clipped, joined, ranges_of
 from slipring.prompts.tokenization.token_budget import TokenBudget
 from slipring.prompts.truncation import shorten
 from slipring.protocol.items import Item

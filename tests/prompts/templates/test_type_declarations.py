@@ -3,7 +3,7 @@
 import pytest
 
 from slipring.prompts.templates.jinja_engines import ChatTemplate
-from slipring.prompts.templates.type_declarations import declare_tools
+from slipring.prompts.tool_definitions import declare_tools
 
 
 def tool(parameters: object, description: str = "") -> dict[str, object]:

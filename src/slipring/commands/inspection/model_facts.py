@@ -31,9 +31,8 @@ from slipring.commands.inspection.sample_conversation import (
 )
 from slipring.core.generation import Settings
 from slipring.engines.tokens.template_choice import NAMES, STOPS, find_builtin, make_renderer, read_variables
-from slipring.prompts.chain_choices import ChainChoice
 from slipring.prompts.parsing.output_format import OutputFormat
-from slipring.prompts.rendering import Renderer
+from slipring.prompts.rendering import ChainChoice, Renderer
 from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.prompts.tokenization.tokenizer import Tokenizer
 

@@ -30,7 +30,7 @@ from slipring.engines.tokens.model_files import (
 from slipring.engines.tokens.sampling import Sampling
 from slipring.engines.tokens.template_choice import make_serving_renderer
 from slipring.prompts.rendering import Renderer
-from slipring.prompts.templates.picture_marks import INLINE
+from slipring.prompts.templates.chat_messages import INLINE
 from slipring.prompts.tokenization.tokenizer import Tokenizer, UnknownVocabulary, Vocabulary
 
 _QUANTIZATION = re.compile(r"[-._]i?q\d\w*$|[-._](f16|f32|bf16)$")

@@ -12,8 +12,8 @@ import msgspec
 from slipring.base.errors import StartupError, UnusableModel, suggestion
 from slipring.engines.tokens.model_files import ModelInfo
 from slipring.engines.tokens.rendering_options import KEEP, TEMPLATE, RenderingOptions
+from slipring.prompts.templates.chat_messages import PARTS, PictureForm
 from slipring.prompts.templates.jinja_engines import TemplateError
-from slipring.prompts.templates.picture_marks import PARTS, PictureForm
 from slipring.prompts.templates.probed_template import ModelTemplate
 from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.prompts.tokenization.tokenizer import Vocabulary

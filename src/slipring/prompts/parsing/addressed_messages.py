@@ -17,9 +17,8 @@ from enum import Enum
 from typing import Final
 
 from slipring.core.generation import Text, Thought
-from slipring.prompts.parsing.answer_parser import AnswerParser, MessageParser
 from slipring.prompts.parsing.calls.json_scanner import SPACE
-from slipring.prompts.parsing.markers import marker_finder
+from slipring.prompts.parsing.held_text import AnswerParser, MessageParser, marker_finder
 
 MESSAGE: Final = "<|message|>"
 """Ends the header of a message."""

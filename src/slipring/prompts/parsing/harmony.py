@@ -18,16 +18,15 @@ from enum import Enum
 from typing import Final
 
 from slipring.core.generation import Text, Thought
-from slipring.prompts.parsing.answer_parser import MessageParser
-from slipring.prompts.parsing.calls.argument_stream import end_call, stream_json
-from slipring.prompts.parsing.calls.held_text import BrokenCall, HeldText, Reading
-from slipring.prompts.parsing.calls.json_scanner import SPACE
-from slipring.prompts.parsing.calls.offered_tools import (
-    OfferedTools,
+from slipring.prompts.parsing.calls.call_arguments import (
     arguments_of_json,
     arguments_of_members,
+    end_call,
+    stream_json,
 )
-from slipring.prompts.parsing.markers import marker_finder
+from slipring.prompts.parsing.calls.call_reader import OfferedTools
+from slipring.prompts.parsing.calls.json_scanner import SPACE
+from slipring.prompts.parsing.held_text import BrokenCall, HeldText, MessageParser, Reading, marker_finder
 from slipring.prompts.parsing.output_format import HARMONY_MARKS
 from slipring.protocol.tools import CallableTool
 

@@ -33,17 +33,14 @@ from msgspec import structs
 
 from slipring.core.generation import Delta, Text, Thought
 from slipring.prompts.parsing.addressed_messages import MESSAGE, AddressedMessageParser
-from slipring.prompts.parsing.answer_parser import PIECE, AnswerParser
 from slipring.prompts.parsing.calls.braced_calls import BracedCallReader
-from slipring.prompts.parsing.calls.call_reader import CallReader
-from slipring.prompts.parsing.calls.held_text import BrokenCall, HeldText
+from slipring.prompts.parsing.calls.call_reader import CallReader, OfferedTools
 from slipring.prompts.parsing.calls.json_calls import JsonCallReader, NamedJsonCallReader
 from slipring.prompts.parsing.calls.json_scanner import SPACE
-from slipring.prompts.parsing.calls.offered_tools import OfferedTools
 from slipring.prompts.parsing.calls.python_calls import PythonCallReader
 from slipring.prompts.parsing.calls.tagged_calls import NestedTagCallReader, TaggedCallReader
 from slipring.prompts.parsing.harmony import HarmonyParser
-from slipring.prompts.parsing.markers import marker_finder
+from slipring.prompts.parsing.held_text import PIECE, AnswerParser, BrokenCall, HeldText, marker_finder
 from slipring.prompts.parsing.output_format import (
     Calls,
     JsonCalls,

@@ -5,9 +5,16 @@ that it answers. ``MessageBuilder`` keeps the pending calls and counts calls, so
 same messages as within the whole context.
 
 Imports no library that runs templates: the chat engine writes messages with this, and works without them.
+
+How templates take pictures: as a mark in a text, or as a part of a content.
+
+In ``ChatMessage.content`` a mark stands for each picture, at its place in the text. A mark has the number of
+the picture among those of the messages that are written. What a template is given in its place is the
+``PictureForm`` that it takes.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Literal
 
@@ -16,15 +23,14 @@ from msgspec import UNSET, Struct, UnsetType, structs
 from slipring.core.chain.head import Head
 from slipring.prompts.parsing.answer_writer import Call, answer_pieces
 from slipring.prompts.parsing.output_format import OutputFormat
-from slipring.prompts.templates.picture_marks import (
-    PictureForm,
-    Role,
-    picture_mark,
-    unmarked,
-    written_content,
+from slipring.prompts.templates.jinja_engines import YieldingList, to_json
+from slipring.prompts.tool_definitions import (
+    describe,
+    describe_format,
+    describe_found,
+    flat_name,
+    read_object,
 )
-from slipring.prompts.templates.template_values import YieldingList, read_object, to_json
-from slipring.prompts.tool_definitions import describe, describe_format, describe_found, flat_name
 from slipring.protocol.items import (
     AdditionalTools,
     CallOutput,
@@ -43,6 +49,81 @@ from slipring.protocol.items import (
 from slipring.protocol.pictures.item_pictures import Picture, pictures
 from slipring.protocol.requests import TextFormat
 from slipring.protocol.tools import Toolset
+
+_MARK = re.compile("\ufdd0([0-9]{1,6})\ufdd1")
+"""Between two noncharacters, which no text has that is meant for others."""
+Role = Literal["system", "user", "assistant", "tool"]
+PICTURE_ROLES: tuple[Role, ...] = ("user", "tool", "system")
+"""Of messages that clients put pictures into."""
+MOVED = "Pictures of the message above:\n"
+"""What precedes pictures that were moved to a message of the user."""
+
+
+class PictureForm(Struct, frozen=True, kw_only=True):
+    """What a template is given for a picture, and what it writes for one."""
+
+    part: Mapping[str, Any] | None = None
+    """The part of a content that is a list; None: the content is text."""
+    text: str = ""
+    """What stands for a picture in a text; empty: its mark."""
+    id: int | None = None
+    """Of the control token that the template writes once for a picture; None: it writes the mark."""
+    are_numbered: bool = False
+    """Whether it writes another text for a picture after others."""
+    roles: tuple[Role, ...] = ()
+    """Of the messages in which it writes pictures."""
+
+
+PARTS = (
+    PictureForm(part={"type": "image"}),
+    PictureForm(part={"type": "image_url", "image_url": {"url": ""}}),
+)
+"""The forms that templates take, in the order in which they are tried."""
+INLINE = PictureForm()
+"""Marks stay in the text, for an engine that is sent text with marks of its own."""
+
+
+def picture_mark(number: int) -> str:
+    """What stands for a picture in the text of a message."""
+    return f"\ufdd0{number}\ufdd1"
+
+
+def unmarked(text: str) -> str:
+    """A text of a client, in which nothing passes for a mark."""
+    return text.replace("\ufdd0", "\ufffd") if "\ufdd0" in text else text
+
+
+def has_marks(text: str) -> bool:
+    return "\ufdd0" in text and _MARK.search(text) is not None
+
+
+def split_marks(text: str) -> Iterator[str | int]:
+    """The parts of a text: texts, and the numbers of the pictures between them."""
+    for place, piece in enumerate(_MARK.split(text)):
+        if place % 2:
+            yield int(piece)
+        elif piece:
+            yield piece
+
+
+def moved_marks(text: str) -> tuple[str, str]:
+    """A text without its marks, and the marks."""
+    return _MARK.sub("", text), "".join(found[0] for found in _MARK.finditer(text))
+
+
+def written_content(content: str, text: Callable[[str], str], form: PictureForm | None) -> str | list[Any]:
+    """The content of a message for a template. ``text`` is applied to all of it but the pictures."""
+    if form is None or not has_marks(content):
+        return text(content)
+    pieces: Sequence[str | int] = list(split_marks(content))
+    if form.part is None:
+        return "".join(
+            text(piece) if isinstance(piece, str) else form.text or picture_mark(piece) for piece in pieces
+        )
+    return [
+        {"type": "text", "text": text(piece)} if isinstance(piece, str) else {**form.part} for piece in pieces
+    ]
+
 
 _THOUGHT_FIELDS = ("reasoning_content", "reasoning", "thinking")
 """Templates read thoughts under different names."""

@@ -12,12 +12,15 @@ Both count steps and not time: the same conversation always renders or always fa
 itself. For Jinja2, access to an attribute or an entry, calls, and steps of loops over lists and ranges spend
 fuel. minijinja keeps the GIL while a template runs. So templates get their lists as ``YieldingList``: when it
 fetches an entry, Python code runs, and the interpreter can switch to other threads.
+
+The values that templates are given: lists and JSON, and how deep and large JSON may be.
 """
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any, Final, NoReturn, Protocol
+from typing import Any, Final, NoReturn, Protocol, TypeVar
 
 import jinja2
 import minijinja
@@ -25,8 +28,34 @@ from jinja2.runtime import Context
 from jinja2.sandbox import SandboxedEnvironment
 
 from slipring.base.errors import InvalidRequest
-from slipring.prompts.templates.template_values import YieldingList, to_json
-from slipring.prompts.templates.type_declarations import declare_tools
+from slipring.prompts.tool_definitions import declare_tools
+
+T = TypeVar("T")
+
+
+class YieldingList(list[T]):
+    """A list whose entries are fetched by Python code, so that other threads can run in between."""
+
+    def __iter__(self) -> Iterator[T]:
+        yield from super().__iter__()
+
+    def __getitem__(self, at: Any) -> Any:
+        return super().__getitem__(at)
+
+
+def to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: Sequence[str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """The filter ``tojson`` as templates expect it: Jinja's own would escape for HTML."""
+    item, key = separators if separators is not None else (", " if indent is None else ",", ": ")
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=(item, key), sort_keys=sort_keys
+    )
+
 
 FUEL: Final = 2_000_000
 """Steps of one render. 200 messages of a tool loop take about 10,000; an endless loop ends in about 1 s."""

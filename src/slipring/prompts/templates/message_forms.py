@@ -10,8 +10,15 @@ from itertools import groupby
 
 from msgspec import Struct, structs
 
-from slipring.prompts.templates.chat_messages import ChatCall, ChatMessage
-from slipring.prompts.templates.picture_marks import MOVED, PICTURE_ROLES, Role, has_marks, moved_marks
+from slipring.prompts.templates.chat_messages import (
+    MOVED,
+    PICTURE_ROLES,
+    ChatCall,
+    ChatMessage,
+    Role,
+    has_marks,
+    moved_marks,
+)
 
 Write = Callable[[Sequence[ChatMessage]], str | None]
 """Writes messages with a template; None if the template refuses them."""

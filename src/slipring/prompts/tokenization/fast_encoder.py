@@ -187,3 +187,7 @@ def _fill_gaps(vocabulary: dict[str, int]) -> None:
 def _joined_merges(merges: list[Any]) -> list[Any]:
     """Merges in the form that is read faster."""
     return [" ".join(pair) if isinstance(pair, list) else pair for pair in merges]
+
+
+WORTH_LOADING_CHARS = 262_144
+"""So much text takes tokenizers nearly as long as it takes to load fastokens."""

@@ -18,7 +18,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers.pre_tokenizers import ByteLevel, PreTokenizer, Split
 from tokenizers.pre_tokenizers import Sequence as PreTokenizerSequence
 
-from slipring.prompts.tokenization.fast_encoder import FastEncoder
+from slipring.prompts.tokenization.fast_encoder import WORTH_LOADING_CHARS, FastEncoder
 from slipring.prompts.tokenization.gguf_pre_tokenizers import NEWLINES, PRE_TOKENIZERS
 from slipring.prompts.tokenization.token_budget import UNLIMITED, TokenBudget
 from slipring.prompts.tokenization.windowed_encoder import (
@@ -38,8 +38,6 @@ _ALL_BYTES = frozenset(f"<0x{byte:02X}>" for byte in range(256))
 _CACHED_CHARS = 16
 """Characters of a text that is cached: enough for what templates write around messages. Caching longer texts
 would let one tenant find out by timing what others sent."""
-_ACCELERATED_CHARS = 262_144
-"""So much text takes tokenizers nearly as long as it takes to load fastokens."""
 _NEVER = 2**63
 _MOST_COMPOSED = 4
 """How many characters normalization may compose into one."""
@@ -132,7 +130,7 @@ class Tokenizer(Vocabulary):
         output), and of words that ``bytes_of`` has decoded before."""
         self._words: dict[bytes, int] | None = None
         self._fast: FastEncoder | None = None
-        self._chars_until_fast = _ACCELERATED_CHARS
+        self._chars_until_fast = WORTH_LOADING_CHARS
         self._short = lru_cache(maxsize=4096)(self._encode)
         self._windows: WindowedEncoder | None = None
         if has_characters:

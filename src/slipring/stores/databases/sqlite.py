@@ -4,6 +4,11 @@ One thread writes. It executes all waiting writes in one transaction, so that th
 each write has its own savepoint, so that one that fails does not affect the others. If the disk reports an
 error at the commit, the outcome of all of them is unknown. Two more threads read a file; an in-memory
 database has only the one thread.
+
+Counts the bytes of each tenant in an SQLite database, by triggers on its tables.
+
+For the memory store, which bounds them. A count is the size of what rows hold, with an estimate of what
+SQLite needs to keep a row and its index entries.
 """
 
 import asyncio
@@ -21,7 +26,7 @@ from typing import Any, TypeVar
 import apsw
 
 from slipring.base.errors import StartupError, Unavailable
-from slipring.stores.databases import schema, tenant_bytes
+from slipring.stores.databases import schema
 from slipring.stores.databases.database import (
     Database,
     ForeignKeyViolated,
@@ -32,6 +37,63 @@ from slipring.stores.databases.database import (
     UniqueViolated,
     Unusable,
 )
+
+_ROW_BYTES = 200
+"""What a row takes besides its contents, roughly."""
+_CONTENTS = {
+    "slipring_heads": ("instructions", "tools"),
+    "slipring_responses": ("response", "input", "output", "carry", "position"),
+    "slipring_conversations": ("metadata",),
+    "slipring_conversation_items": ("data",),
+    "slipring_deleted_items": ("id",),
+    "slipring_runs": ("response",),
+    "slipring_run_events": ("data",),
+    "slipring_run_beginnings": ("instructions", "tools", "input"),
+    "slipring_approvals": ("id",),
+    "slipring_item_names": ("name", "item"),
+    "slipring_pictures": ("digest", "data"),
+    "slipring_picture_uses": ("digest",),
+}
+"""The columns of variable size, by table."""
+
+_LARGEST_TENANTS = "SELECT tenant, bytes FROM slipring_tenant_bytes ORDER BY bytes DESC LIMIT $1"
+"""The tenants with the most bytes, and how many they have."""
+
+
+def _counting_statements() -> list[str]:
+    """Return the _counting_statements that create the table of counts and its triggers in an empty database."""
+    created = ["CREATE TABLE slipring_tenant_bytes (tenant TEXT PRIMARY KEY, bytes BIGINT NOT NULL)"]
+    for table, columns in _CONTENTS.items():
+        created += [
+            _trigger(table, "insert", "INSERT", _grow("new", _size("new", columns))),
+            _trigger(table, "delete", "DELETE", _grow("old", f"-({_size('old', columns)})")),
+            _trigger(
+                table,
+                "update",
+                f"UPDATE OF {', '.join(columns)}",
+                _grow("new", f"{_size('new', columns)} - ({_size('old', columns)})"),
+            ),
+        ]
+    return created
+
+
+def _size(row: str, columns: tuple[str, ...]) -> str:
+    return " + ".join([str(_ROW_BYTES), *(f"COALESCE(LENGTH({row}.{name}), 0)" for name in columns)])
+
+
+def _grow(row: str, size: str) -> str:
+    # Not an upsert: within a trigger, the conflict clause of the statement that fired it would apply.
+    return f"""
+        INSERT INTO slipring_tenant_bytes (tenant, bytes) SELECT {row}.tenant, 0
+            WHERE NOT EXISTS (SELECT 1 FROM slipring_tenant_bytes WHERE tenant = {row}.tenant);
+        UPDATE slipring_tenant_bytes SET bytes = bytes + ({size}) WHERE tenant = {row}.tenant;
+        DELETE FROM slipring_tenant_bytes WHERE tenant = {row}.tenant AND bytes = 0;
+    """
+
+
+def _trigger(table: str, name: str, event: str, body: str) -> str:
+    return f"CREATE TRIGGER {table}_bytes_{name} AFTER {event} ON {table} BEGIN {body} END"
+
 
 _T = TypeVar("_T")
 OLDEST = (3, 51, 3)
@@ -159,7 +221,7 @@ class SqliteDatabase(Database):
     async def largest_tenants(self, count: int) -> list[tuple[str, int]]:
         if self._path is not None:
             return []
-        return [(tenant, used_bytes) for tenant, used_bytes in await self.read(tenant_bytes.LARGEST, count)]
+        return [(tenant, used_bytes) for tenant, used_bytes in await self.read(_LARGEST_TENANTS, count)]
 
     async def _submit(
         self, queue: _Queue, statements: Sequence[Statement], *, is_write: bool
@@ -173,7 +235,7 @@ class SqliteDatabase(Database):
         if self._path is None:
             writer = _prepared(apsw.Connection(_IN_MEMORY))
             _migrate(writer, "memory")
-            for sql in tenant_bytes.statements():
+            for sql in _counting_statements():
                 writer.execute(sql)
             return [writer]
         where = f"sqlite:{self._path}"

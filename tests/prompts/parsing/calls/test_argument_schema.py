@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from slipring.prompts.parsing.calls.argument_schema import ArgumentSchema
+from slipring.prompts.parsing.calls.call_arguments import ArgumentSchema
 
 STRING, INTEGER, NUMBER = {"type": "string"}, {"type": "integer"}, {"type": "number"}
 BOOLEAN, ARRAY, OBJECT, NULL = {"type": "boolean"}, {"type": "array"}, {"type": "object"}, {"type": "null"}

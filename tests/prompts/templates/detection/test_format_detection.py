@@ -11,12 +11,7 @@ import msgspec
 import pytest
 
 from slipring.core.generation import CallArguments, Delta, Text, Thought
-from slipring.prompts.parsing.output_format import (
-    JsonCalls,
-    NamedJsonCalls,
-    OutputFormat,
-    TaggedCalls,
-)
+from slipring.prompts.parsing.output_format import JsonCalls, NamedJsonCalls, OutputFormat, TaggedCalls
 from slipring.prompts.templates.detection.format_detection import DetectedFormat, detect_format
 from slipring.prompts.templates.detection.probes import IDS, NAME, STRINGS, common_prefix
 from slipring.protocol.tools import CallableTool, FunctionTool, Offer

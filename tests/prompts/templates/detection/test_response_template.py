@@ -11,7 +11,7 @@ from slipring.prompts.parsing.output_format import (
     OutputFormat,
     TaggedCalls,
 )
-from slipring.prompts.templates.detection.response_template import read_response_template
+from slipring.prompts.templates.detection.format_detection import read_response_template
 from tests.prompts.parsing.family_formats import HARMONY
 
 NAMED = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}

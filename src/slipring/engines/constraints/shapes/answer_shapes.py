@@ -26,8 +26,8 @@ from slipring.engines.constraints.shapes.value_shapes import (
     TaggedValues,
     escaped,
 )
+from slipring.prompts.parsing.calls.call_reader import OfferedTools
 from slipring.prompts.parsing.calls.json_scanner import quoted
-from slipring.prompts.parsing.calls.offered_tools import OfferedTools
 from slipring.prompts.parsing.output_format import (
     HARMONY_MARKS,
     BracedCalls,

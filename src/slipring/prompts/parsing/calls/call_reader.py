@@ -2,16 +2,17 @@
 
 import re
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Final
 
-from slipring.prompts.parsing.calls.held_text import BrokenCall, HeldText, Reading
+from slipring.prompts.parsing.calls.call_arguments import MAX_DEPTH, ArgumentSchema
 from slipring.prompts.parsing.calls.json_scanner import SPACE
-from slipring.prompts.parsing.calls.offered_tools import OfferedTools
-from slipring.prompts.parsing.calls.python_literals import MAX_DEPTH
-from slipring.prompts.parsing.markers import MarkerFinder
+from slipring.prompts.parsing.held_text import BrokenCall, HeldText, MarkerFinder, Reading
 from slipring.prompts.parsing.output_format import CallLayout, is_unmistakable
+from slipring.prompts.tool_definitions import flat_name, parameters_of
+from slipring.protocol.tools import CallableTool, Offer
 
 MAX_NAME: Final = 256
 """Characters of a tool's name or an argument's key, with what belongs to it."""
@@ -139,3 +140,38 @@ class CallReader(ABC):
         """Whether a call that is complete ends here although its closing mark is missing: the answer ends,
         or the next call or the end of the section follows."""
         return (yield from held.precedes(*self.starts, *filter(None, (self.section_close,)), end=True))
+
+
+class OfferedTools:
+    """The tools of an offer. Models address a tool by its name or its ``flat_name``."""
+
+    __slots__ = ("_schemas", "by_name")
+
+    def __init__(self, offer: Offer) -> None:
+        # ``allowed_tools`` may list a tool and also its namespace: one tool offered twice is not ambiguous.
+        tools = {(tool.namespace, tool.name): tool for tool in offer.tools}.values()
+        self.by_name = _unambiguous([(tool.name, tool) for tool in tools])
+        self.by_name |= _unambiguous([(flat_name(tool), tool) for tool in tools])
+        self._schemas: dict[tuple[str | None, str], ArgumentSchema] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.by_name)
+
+    def find(self, name: str) -> CallableTool:
+        """The tool of that name. Raises ``BrokenCall`` if there is none."""
+        tool = self.by_name.get(name)
+        if tool is None:
+            raise BrokenCall
+        return tool
+
+    def schema(self, tool: CallableTool) -> ArgumentSchema:
+        """The schema of a tool's arguments."""
+        key = (tool.namespace, tool.name)
+        if key not in self._schemas:
+            self._schemas[key] = ArgumentSchema(bytes(parameters_of(tool)))
+        return self._schemas[key]
+
+
+def _unambiguous(named: list[tuple[str, CallableTool]]) -> dict[str, CallableTool]:
+    count = Counter(name for name, _ in named)
+    return {name: tool for name, tool in named if count[name] == 1}

@@ -5,16 +5,15 @@ from typing import Final
 
 import msgspec
 
-from slipring.prompts.parsing.calls.argument_stream import end_call, stream_json
-from slipring.prompts.parsing.calls.call_reader import MAX_NAME, CallReader, parts_of
-from slipring.prompts.parsing.calls.held_text import BrokenCall, HeldText, Reading
-from slipring.prompts.parsing.calls.json_scanner import SPACE, type_of
-from slipring.prompts.parsing.calls.offered_tools import (
-    OfferedTools,
+from slipring.prompts.parsing.calls.call_arguments import (
     arguments_of_json,
     arguments_of_members,
+    end_call,
+    stream_json,
 )
-from slipring.prompts.parsing.markers import marker_finder
+from slipring.prompts.parsing.calls.call_reader import MAX_NAME, CallReader, OfferedTools, parts_of
+from slipring.prompts.parsing.calls.json_scanner import SPACE, type_of
+from slipring.prompts.parsing.held_text import BrokenCall, HeldText, Reading, marker_finder
 from slipring.prompts.parsing.output_format import JsonCalls, NamedJsonCalls
 from slipring.protocol.tools import CallableTool
 

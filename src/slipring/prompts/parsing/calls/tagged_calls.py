@@ -8,14 +8,20 @@ import re
 from collections.abc import Callable
 from typing import Any, Final
 
-from slipring.prompts.parsing.calls.argument_schema import JSON_TYPES, ArgumentSchema, json_of
-from slipring.prompts.parsing.calls.argument_stream import MemberStream, end_call, stream_json
-from slipring.prompts.parsing.calls.call_reader import MAX_NAME, CallReader, parts_of
-from slipring.prompts.parsing.calls.held_text import BrokenCall, HeldText, Reading
+from slipring.prompts.parsing.calls.call_arguments import (
+    JSON_TYPES,
+    ArgumentSchema,
+    MemberStream,
+    arguments_of_json,
+    arguments_of_members,
+    end_call,
+    json_of,
+    stream_json,
+)
+from slipring.prompts.parsing.calls.call_reader import MAX_NAME, CallReader, OfferedTools, parts_of
 from slipring.prompts.parsing.calls.json_calls import JsonCallReader
 from slipring.prompts.parsing.calls.json_scanner import SPACE, array_text, object_text, quoted
-from slipring.prompts.parsing.calls.offered_tools import OfferedTools, arguments_of_json, arguments_of_members
-from slipring.prompts.parsing.markers import marker_finder
+from slipring.prompts.parsing.held_text import BrokenCall, HeldText, Reading, marker_finder
 from slipring.prompts.parsing.output_format import JsonCalls, NestedTagCalls, TaggedCalls
 from slipring.protocol.tools import CallableTool
 

@@ -1,4 +1,8 @@
-"""The text of a call that is being read, and what has been emitted of it.
+"""Finds markers such as ``<tool_call>`` in text that arrives in pieces.
+
+What all parsers of answers share: text in pieces, the deltas that it makes, and the end of the answer.
+
+The text of a call that is being read, and what has been emitted of it.
 
 A reader of calls is a generator: it reads from a ``HeldText`` as if all text were there, and the methods of
 ``HeldText`` yield wherever more text is needed. The parser resumes the generator when text has arrived. So
@@ -9,13 +13,143 @@ and ``end``; what it takes in between is held back. If it raises ``BrokenCall``,
 text, and the rest is read again.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
+from functools import lru_cache
 from typing import Final, TypeVar
 
-from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta
+from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Text, Thought
 from slipring.prompts.parsing.calls.json_scanner import SPACE, JsonScanner
-from slipring.prompts.parsing.markers import MarkerFinder
 from slipring.protocol.tools import CallableTool
+
+
+class MarkerFinder:
+    """Finds the first of several markers. Empty markers are ignored."""
+
+    __slots__ = ("_longest", "_markers", "_prefixes", "longest", "starts")
+
+    def __init__(self, *markers: str) -> None:
+        self._markers = tuple(marker for marker in markers if marker)
+        self._prefixes = frozenset(marker[:end] for marker in self._markers for end in range(1, len(marker)))
+        self._longest = max(map(len, self._prefixes), default=0)
+        self.starts = frozenset(marker[0] for marker in self._markers)
+        """The first characters of the markers."""
+        self.longest = self._longest + 1
+        """The length of the longest marker."""
+
+    def __bool__(self) -> bool:
+        return bool(self._markers)
+
+    def cannot_begin_in(self, text: str) -> bool:
+        """Whether ``text`` contains no first character of any marker."""
+        return self.starts.isdisjoint(text)
+
+    def cut(self, text: str, *, last: bool) -> tuple[str, str, str]:
+        """Return the text before the first marker, the marker, and the rest.
+
+        Without a marker, the rest is the tail that could become one, or empty if this is the ``last`` piece.
+        The first marker is the one that ends first, so that the choice never depends on later text.
+        """
+        found = [(text.find(each) + len(each), -len(each)) for each in self._markers if each in text]
+        if found:
+            end, size = min(found)
+            return text[: end + size], text[end + size : end], text[end:]
+        end = len(text) - (0 if last else self._tail(text))
+        return text[:end], "", text[end:]
+
+    def _tail(self, text: str) -> int:
+        """Length of the longest end of ``text`` that is the beginning of a marker."""
+        if self.starts.isdisjoint(text[-self._longest :]):
+            return 0  # the usual case
+        for size in range(min(self._longest, len(text)), 0, -1):
+            if text[-size:] in self._prefixes:
+                return size
+        return 0
+
+
+marker_finder = lru_cache(maxsize=64)(MarkerFinder)
+"""A cached ``MarkerFinder``: all answers of a model search for the same few markers."""
+
+PIECE: Final = 4096
+"""Longer pieces are cut, so that the text searched after each marker stays short."""
+
+
+class AnswerParser(ABC):
+    """Parses one answer. Call ``feed`` with each piece of text, then ``finish``; both return deltas."""
+
+    def __init__(self) -> None:
+        self._pending = ""  # unread text
+        self._final = self._cut_off = False
+        self._deltas: list[Delta] = []
+
+    @property
+    @abstractmethod
+    def is_thinking(self) -> bool:
+        """Whether the text so far ends inside a thought."""
+
+    @property
+    @abstractmethod
+    def is_holding(self) -> bool:
+        """Whether a call is held back until it is complete."""
+
+    @property
+    @abstractmethod
+    def is_idle(self) -> bool:
+        """Whether the text so far ends outside of thoughts, calls and headers, and not with a possible
+        marker."""
+
+    def feed(self, text: str) -> list[Delta]:
+        """Parse the next piece of text."""
+        for at in range(0, len(text), PIECE):
+            self._pending += text[at : at + PIECE]
+            while self._step():
+                pass
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    def finish(self, *, cut_off: bool = False) -> list[Delta]:
+        """End the answer: emit what is held back, as text if it is not a complete call. ``cut_off``: a limit
+        has ended it, not the model, so that a call whose closing marks are missing is not complete."""
+        self._final, self._cut_off = True, cut_off
+        self._run()
+        self._end()
+        return self._take_deltas()
+
+    def _run(self) -> None:
+        while self._step():
+            pass
+
+    @abstractmethod
+    def _step(self) -> bool:
+        """Read the pending text; return whether the state changed, so that there may be more to read."""
+
+    def _end(self) -> None:  # noqa: B027 - not all parsers hold something back
+        """The last text has been read."""
+
+    def _take_deltas(self) -> list[Delta]:
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+
+class MessageParser(AnswerParser):
+    """Parses one answer that consists of messages: two messages of text, or of thought, in a row are
+    separated by an empty line."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last_kind: type[Delta] | None = None  # of the last message that was not empty
+        self._is_empty = True  # nothing of the current message was emitted
+
+    def _add(self, deltas: list[Delta]) -> None:
+        """Add deltas; before the first of a message that follows one of its kind, an empty line."""
+        for delta in deltas:
+            kind = type(delta)
+            if self._is_empty and self._last_kind is kind and isinstance(delta, Text | Thought):
+                delta = type(delta)(f"\n\n{delta.text}")
+            self._is_empty = False
+            self._last_kind = kind
+            self._deltas.append(delta)
+
 
 _T = TypeVar("_T")
 Reading = Generator[None, None, _T]
