@@ -13,7 +13,7 @@ import msgspec
 from comparison import NAMES, OWN, UNSCHEDULED, WAYS, WITH_SESSIONS, Measured, Plan
 from msgspec import Struct
 
-from slipring.commands.bench.report import drawing
+from slipring.commands.bench.report import charts
 from slipring.commands.bench.report.figure import STYLE, Plot, Series, Style, Value, drawn
 from slipring.commands.bench.results import Machine
 
@@ -315,7 +315,7 @@ def pressure_figure(records: Sequence[Record]) -> str:
         "conditions": f"{first.when[:10]} · {first.gpu or first.machine.cpu} · vLLM {first.versions['vllm']}"
         " · tools of 0.3 to 3 s · random weights · loops that begin together",
     }
-    return drawing.still(_ENDED, {"css": drawing.css() + STYLE, "plots": plots, **texts}) + "\n"
+    return charts.still(_ENDED, {"css": charts.css() + STYLE, "plots": plots, **texts}) + "\n"
 
 
 def _ended(run: Run) -> list[dict[str, float]]:

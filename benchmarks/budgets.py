@@ -15,10 +15,10 @@ from typing import Any
 
 from common import EXCHANGE_KB, RESULTS, added, growth, spread
 
+from slipring.commands.argument_parser import UsageError
 from slipring.commands.bench import results
 from slipring.commands.bench.report.verdict import compare
 from slipring.commands.bench.results import BenchRecord
-from slipring.commands.failures import UsageError
 
 Figures = dict[str, Any]
 

@@ -16,8 +16,8 @@ import aiohttp
 from common import Loop, Process, keep, slipring
 from rest_cost import idle_sockets, open_all
 
+from slipring.commands.argument_parser import UsageError
 from slipring.commands.bench.subject.machine import raise_file_limit
-from slipring.commands.failures import UsageError
 
 BUDGET_KIB = 30
 LOTS_AT_ONCE = 50

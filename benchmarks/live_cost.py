@@ -19,8 +19,8 @@ import aiohttp
 from common import Loop, Process, keep, slipring
 from idle_connections import open_sockets
 
+from slipring.commands.argument_parser import UsageError
 from slipring.commands.bench.subject.machine import raise_file_limit
-from slipring.commands.failures import UsageError
 
 BUDGET = 0.02
 ENGINE = "simulated:tokens_per_s=20,output_tokens=40"

@@ -15,10 +15,10 @@ from contextlib import asynccontextmanager
 
 from common import Process, keep, slipring
 
+from slipring.commands.argument_parser import UsageError
 from slipring.commands.bench.client.transports import Access
 from slipring.commands.bench.load.idle_sockets import IdleSockets
 from slipring.commands.bench.subject.machine import raise_file_limit
-from slipring.commands.failures import UsageError
 from slipring.core.limits import Limits
 
 PING_INTERVAL_S = Limits().ping_interval_s

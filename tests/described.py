@@ -6,7 +6,7 @@ from typing import Any
 
 from jsonschema import Draft202012Validator
 
-from slipring.commands.openapi.operations import Operation, document
+from slipring.commands.openapi import Operation, document
 
 DOCUMENT = document()
 

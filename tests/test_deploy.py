@@ -12,8 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from slipring import __version__
-from slipring.config.flags import from_namespace
-from slipring.config.settings import SETTINGS
+from slipring.config.settings import SETTINGS, from_namespace
 from slipring.core.limits import Limits
 from slipring.observation.metric_table import METRICS
 from tests.harness import serve
@@ -38,7 +37,7 @@ THEIRS = {
 }
 # Ours, but not in the table of settings; and where they are.
 ELSEWHERE = {
-    "--config": "src/slipring/config/flags.py",
+    "--config": "src/slipring/config/settings.py",
     "--tenant": "src/slipring/commands/keys.py",
     "SLIPRING_AFFINITY_SECRET": "src/slipring/engines/remote/affinity.py",
 }

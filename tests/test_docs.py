@@ -14,7 +14,7 @@ import pytest
 
 from slipring import __version__
 from slipring.commands.cli import build_parser
-from slipring.config.flags import from_namespace
+from slipring.config.settings import from_namespace
 from slipring.config.tables import CheckEntry, McpRegistration
 from slipring.core.limits import Limits
 from slipring.core.session import actions

@@ -48,7 +48,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "commands.config": ("base", "config", "engines.catalog", "engines.hub", "server"),
     "commands.doctor": (
         "base",
-        "config.flags",
+        "config.settings",
         "config.settings",
         "engines",
         "server",
@@ -57,7 +57,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "commands.inspection": (
         *("base", "protocol", "core.generation", "core.chain", "core.turn.response_object", "prompts"),
-        *("engines", "commands.flags", "commands.inspection"),
+        *("engines", "commands.argument_parser", "commands.inspection"),
     ),
     "commands.keys": ("base", "config", "protocol.wire", "stores", "commands.tables"),
     "commands.launch": ("base", *CLIENT_PARTS, "commands.launch"),
@@ -69,7 +69,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "commands.top": (
         *("base", "protocol.turn_report", "observation", "commands.client_environment"),
-        *("commands.failures", "commands.top"),
+        *("commands.argument_parser", "commands.top"),
     ),
     "__main__": ("", "base.standard_streams", "commands.cli"),
     "__init__": (),

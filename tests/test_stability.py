@@ -16,7 +16,7 @@ import pytest
 
 from slipring.commands.cli import build_parser
 from slipring.commands.completion import _choices, _flags, _paths
-from slipring.commands.openapi.operations import document
+from slipring.commands.openapi import document
 from slipring.config.settings import SETTINGS
 from slipring.config.toml_schema import schema
 from slipring.engines.catalog import KINDS

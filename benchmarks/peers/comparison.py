@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from slipring.commands.bench.report import drawing
+from slipring.commands.bench.report import charts
 from slipring.commands.bench.results import Machine
 
 RESULTS = Path(__file__).parents[1] / "results" / "engines"
@@ -222,7 +222,7 @@ def figure(record: Record) -> str:
         "conditions": f"{record.when[:10]} · {record.machine.cpu}, {record.machine.cores} cores · a tiny"
         f" model with random weights · medians and ranges of {record.repeats}",
     }
-    return drawing.still(_SCRIPT, {"css": drawing.css() + _STYLE, "groups": groups, **texts})
+    return charts.still(_SCRIPT, {"css": charts.css() + _STYLE, "groups": groups, **texts})
 
 
 def _subtitle(record: Record) -> str:

@@ -19,8 +19,8 @@ import msgspec
 from servers import ROOT, SERVERS, Server, upstream
 from table import write_readme
 
+from slipring.commands.argument_parser import UsageError
 from slipring.commands.bench import results
-from slipring.commands.failures import UsageError
 
 MODES = ("http-full", "http-full-newconn", "http-chained", "websocket", "websocket-lanes")
 """Modes of the public API."""

@@ -14,10 +14,10 @@ from typing import TextIO
 import pytest
 
 from slipring.base.progress_line import ProgressLine, bar
-from slipring.commands.bench.load.progress import LoadProgress
+from slipring.commands.bench.command import BenchProgress
+from slipring.commands.bench.load.command import LoadProgress
 from slipring.commands.bench.load.service_level import Level
 from slipring.commands.bench.measure.modes import MODES
-from slipring.commands.bench.measure.progress import BenchProgress
 from slipring.commands.bench.results import LoopResult
 from slipring.commands.cli import main
 from tests.commands.bench.stage import tiny

@@ -20,10 +20,10 @@ import pytest
 from aiohttp import WSMsgType, web
 
 from slipring.base.errors import RateLimited
-from slipring.commands.chat.answer import statistics
+from slipring.commands.chat.conversation import statistics
 from slipring.commands.chat.options import ChatOptions
 from slipring.commands.chat.run import INTERRUPTED, NO_ANSWER, run
-from slipring.commands.chat.screen import Screen
+from slipring.commands.chat.terminal import Screen
 from slipring.commands.cli import main
 from slipring.core.generation import CallArguments, CallStarted, Job, RefusalText, Text, Thought
 from slipring.core.limits import Limits

@@ -59,14 +59,14 @@ MOMENTS = {
         "slipring.server.process.server",
     ],
     "workers": ["slipring.server.process.supervisor"],
-    "inspect": ["slipring.commands.inspection.command", "jinja2"],
+    "inspect": ["slipring.commands.inspection.printed_report", "jinja2"],
     "chat": ["slipring.commands.chat.run", "aiohttp", "slipring.commands.chat.connection"],
     "top": ["slipring.commands.top.run", "aiohttp"],
     "keys": ["slipring.commands.keys", "apsw"],
-    "openapi": ["slipring.commands.openapi.operations"],
+    "openapi": ["slipring.commands.openapi"],
     "bench": ["slipring.commands.bench.command", "uvloop"],
     "load": ["slipring.commands.bench.load.command", "uvloop"],
-    "launch": ["slipring.commands.launch.command", "slipring.base.connection_failures"],
+    "launch": ["slipring.commands.launch", "slipring.base.connection_failures"],
 }
 
 
@@ -107,7 +107,7 @@ async def test_a_late_interrupt_prints_no_traceback(command: str, tmp_path: Path
 
 async def test_an_interrupt_that_is_ignored_stays_ignored(tmp_path: Path) -> None:
     ignoring = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
-    script = ignoring + AT_IMPORT.format(name="slipring.commands.openapi.operations")
+    script = ignoring + AT_IMPORT.format(name="slipring.commands.openapi")
     code, out, _ = await run(script, "openapi", directory=tmp_path)
     assert code == 0
     assert '"openapi"' in out

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from slipring.commands import launch
 from slipring.commands.cli import main
-from slipring.commands.launch import command
-from slipring.commands.launch.clients import CLIENTS, Target
+from slipring.commands.launch import CLIENTS, Target
 from tests.harness import Running, serve
 
 RECORDER = """#!{python}
@@ -60,8 +60,8 @@ async def server() -> AsyncIterator[Running]:
 
 async def launched(server: Running, record: Path, *words: str) -> tuple[int, dict[str, Any]]:
     """Launch a client beside the server, which runs on this thread; return the exit code and the record."""
-    command, _, rest = " ".join(words).partition(" -- ")
-    argv = ["launch", *command.split(), "--url", server.url, "--", *rest.split()]
+    launch, _, rest = " ".join(words).partition(" -- ")
+    argv = ["launch", *launch.split(), "--url", server.url, "--", *rest.split()]
     code = await asyncio.to_thread(subprocess.call, [sys.executable, "-m", "slipring", *argv])
     return code, read(record)
 
@@ -222,7 +222,7 @@ async def test_a_signal_ends_the_client_and_not_with_a_traceback(
 def test_without_a_server_one_is_started_and_stopped(
     record: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "DEFAULT_URL", "http://127.0.0.1:9/v1")
+    monkeypatch.setattr(launch, "DEFAULT_URL", "http://127.0.0.1:9/v1")
     assert main(["launch", "cline", "--engine", "simulated", "--", "fail"]) == 7
     url = read(record)["variables"]["OPENAI_BASE_URL"]
     assert "starting a server with --engine simulated" in capsys.readouterr().err
@@ -237,7 +237,7 @@ async def test_a_server_that_refuses_the_key_is_not_replaced_by_a_new_one(
     record: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with serve(api_key=("secret",)) as server:
-        monkeypatch.setattr(command, "DEFAULT_URL", server.url)
+        monkeypatch.setattr(launch, "DEFAULT_URL", server.url)
         assert await asyncio.to_thread(main, ["launch", "codex"]) == 3
     (line,) = capsys.readouterr().err.splitlines()
     assert line.endswith(f"{server.url} answered with status 401: set OPENAI_API_KEY, or see --api-key-env")

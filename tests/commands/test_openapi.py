@@ -9,7 +9,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from slipring.commands.cli import main
-from slipring.commands.openapi.operations import OPERATIONS, Operation
+from slipring.commands.openapi import OPERATIONS, Operation
 from slipring.protocol import client_tools
 from slipring.protocol.hosted.builtin_tools import BuiltinKind
 from slipring.protocol.items import CARRIED_TYPES, TOOL_SEARCH

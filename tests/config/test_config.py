@@ -16,8 +16,7 @@ import pytest
 
 from slipring.commands.cli import build_parser
 from slipring.config import settings as config
-from slipring.config.flags import add_flags, from_namespace
-from slipring.config.settings import SETTINGS, Config, ConfigError
+from slipring.config.settings import SETTINGS, Config, ConfigError, add_flags, from_namespace
 from slipring.core.limits import Limits
 from tests.config.reference import reference
 

@@ -15,7 +15,7 @@ _DEFAULTS = {("slipring.config.tables", "CheckEntry"): {"timeout_s": _S}}
 """By module and class: parameters that are not given."""
 _LIMITS: dict[str, dict[str, float]] = {
     "slipring.commands.chat.connection": {"_OPEN_TIMEOUT_S": _S, "_MODELS_TIMEOUT_S": _S},
-    "slipring.commands.launch.command": {"_TIMEOUT_S": _S, "_STOP_TIMEOUT_S": _S},
+    "slipring.commands.launch": {"_TIMEOUT_S": _S, "_STOP_TIMEOUT_S": _S},
     "slipring.config.tables": {},
     "slipring.engines.responses.engine": {"_COUNT_S": _S},
     "slipring.engines.tokens.sessions": {"_PATIENCE_S": _S},

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from copy import copy
 from typing import Any
 
-from slipring.commands.bench.verify.answers import Expectation, find_faults
-from slipring.commands.bench.verify.history import Digest, find_digest
+from slipring.commands.bench.verification import Digest, Expectation, find_digest, find_faults
 from slipring.commands.bench.workloads.plan import Need
 
 Json = dict[str, Any]

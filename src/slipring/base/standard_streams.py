@@ -117,3 +117,10 @@ def _written_plainly(error: UnicodeError) -> tuple[str, int]:
         raise error
     lost: Sequence[str] = error.object[error.start : error.end]
     return "".join(_ASCII.get(character, "?") for character in lost), error.end
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """The rows as lines, with columns of equal width."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)

@@ -19,10 +19,8 @@ from slipring.base.errors import StartupError
 from slipring.base.garbage_collection import collection_paused
 from slipring.base.interruption import interruptible
 from slipring.base.standard_streams import OutputFailed, discard_output
-from slipring.commands.argument_parser import USAGE_ERROR, Parser
-from slipring.commands.failures import CommandFailed, UsageError
-from slipring.config.flags import add_flags, from_namespace
-from slipring.config.settings import ConfigError
+from slipring.commands.argument_parser import USAGE_ERROR, CommandFailed, Parser, UsageError
+from slipring.config.settings import ConfigError, add_flags, from_namespace
 
 OUTPUT_ERROR = 1
 STARTUP_ERROR = 3

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
-from slipring.commands.failures import UsageError
+from slipring.commands.argument_parser import UsageError
 
 DEFAULT_URL = "http://127.0.0.1:8000/v1"
 """Where ``slipring serve`` listens."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 
 from slipring.base.standard_streams import print_encoded
-from slipring.config import flags as setting_flags
+from slipring.config import settings as setting_flags
 from slipring.config.settings import Config
 from slipring.config.toml_schema import schema
 

@@ -25,7 +25,7 @@ from msgspec import Struct
 from slipring.base.errors import StartupError, Unavailable
 from slipring.base.progress_line import ProgressLine
 from slipring.base.standard_streams import print_encoded
-from slipring.config import flags as setting_flags
+from slipring.config import settings as setting_flags
 from slipring.config.settings import ADMIN_AUTO, ADMIN_OFF, Config
 from slipring.engines.catalog import check_options, open_engine
 from slipring.engines.hub.context_and_slots import available_memory

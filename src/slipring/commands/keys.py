@@ -17,9 +17,8 @@ from msgspec import structs
 
 from slipring.base.errors import StartupError, Unavailable
 from slipring.base.progress_line import ProgressLine
-from slipring.base.standard_streams import print_encoded
-from slipring.commands.tables import table
-from slipring.config import flags as setting_flags
+from slipring.base.standard_streams import print_encoded, table
+from slipring.config import settings as setting_flags
 from slipring.config.settings import Config, ConfigError
 from slipring.protocol import wire
 from slipring.stores.keys import Key, Token

@@ -5,8 +5,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from slipring.base.standard_streams import print_encoded
-from slipring.commands.tables import table
+from slipring.base.standard_streams import print_encoded, table
 from slipring.engines.hub.context_and_slots import available_memory
 from slipring.engines.hub.gguf_variants import gigabytes
 from slipring.engines.hub.model_hub import HeldModel, ModelHub

@@ -20,12 +20,12 @@ from slipring.base.interruption import interruptible
 from slipring.base.progress_line import ProgressLine
 from slipring.base.standard_streams import discard_output
 from slipring.commands.client_environment import DEFAULT_URL, named_url
-from slipring.config.settings import Config
+from slipring.config.settings import Config, refuse_private_store
 from slipring.engines.hub.model_hub import ModelHub
 from slipring.engines.hub.model_names import model_of_flag, opened_name
 from slipring.server.process.runtime import loop_factory, set_up_logging
 from slipring.server.process.stop_requests import IGNORED_SIGNALS, block_stop_signals, ignore
-from slipring.server.process.supervisor import Supervisor, engine_names, refuse_private_store
+from slipring.server.process.supervisor import Supervisor, engine_names
 from slipring.server.process.worker_messages import Serving
 
 if TYPE_CHECKING:

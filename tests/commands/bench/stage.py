@@ -3,12 +3,11 @@
 from pathlib import Path
 from typing import Any
 
+from slipring.commands.bench.command import Bench, BenchProgress
 from slipring.commands.bench.measure.modes import MODES, Mode
-from slipring.commands.bench.measure.progress import BenchProgress
-from slipring.commands.bench.measure.run import Bench
 from slipring.commands.bench.options import BenchOptions
 from slipring.commands.bench.results import BenchRecord, Workload
-from slipring.commands.bench.target import Target
+from slipring.commands.bench.subject.endpoint import Target
 from slipring.commands.bench.workloads.plan import Plan, PlanStep, message
 
 TOOL = {

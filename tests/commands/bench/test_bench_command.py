@@ -11,8 +11,8 @@ import pytest
 from aiohttp import web
 
 from slipring.commands.bench import results
+from slipring.commands.bench.command import Bench
 from slipring.commands.bench.measure.modes import MODES
-from slipring.commands.bench.measure.run import Bench
 from slipring.commands.bench.workloads.catalogue import CODING_CALLS
 from slipring.commands.cli import main
 from tests.commands.bench.faulty import Faulty, serving

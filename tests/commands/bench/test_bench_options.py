@@ -3,7 +3,7 @@
 import pytest
 
 from slipring.commands.bench.options import from_namespace
-from slipring.commands.bench.target import Target
+from slipring.commands.bench.subject.endpoint import Target
 from slipring.commands.cli import build_parser, main
 
 

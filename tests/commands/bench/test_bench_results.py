@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from slipring.commands.argument_parser import UsageError
 from slipring.commands.bench import results
-from slipring.commands.failures import UsageError
 from tests.commands.bench.records import SHORT, record
 
 

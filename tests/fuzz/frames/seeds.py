@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from slipring.commands.openapi.operations import document
+from slipring.commands.openapi import document
 from tests.fuzz.frames import api_seeds
 from tests.pictures import PIXEL
 

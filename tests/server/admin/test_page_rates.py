@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 import slipring.server.admin
-from slipring.commands.bench.report import drawing
+from slipring.commands.bench.report import charts
 
 pytest.importorskip("quickjs")
 _ENTRY = """
@@ -39,7 +39,7 @@ def seen(tmp_path: Path, calls: list[list[Any]]) -> Seen:
     shutil.copy(Path(slipring.server.admin.__file__).parent / "page" / "rates.js", tmp_path)
     entry = tmp_path / "entry.js"
     entry.write_text(_ENTRY)
-    return msgspec.json.decode(drawing.still(entry, {"calls": calls}), type=Seen)
+    return msgspec.json.decode(charts.still(entry, {"calls": calls}), type=Seen)
 
 
 def count(process: int, seconds: float, turns: float, pid: int = 1) -> list[Any]:

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from yarl import URL
 
-from slipring.commands.openapi.operations import OPERATIONS, Operation
+from slipring.commands.openapi import OPERATIONS, Operation
 from slipring.config.tables import CheckEntry
 from tests import api_answers
 from tests.described import check_answer

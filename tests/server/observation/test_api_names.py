@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from slipring.commands.top.sections import _asked
+from slipring.commands.top.screen import _asked
 from tests.chat_api import Chat
 from tests.commands.top.sample import ended
 from tests.harness import PuppetEngine, Running, serve

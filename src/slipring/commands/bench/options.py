@@ -5,13 +5,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipring.commands import flags
+from slipring.commands import argument_parser
+from slipring.commands.argument_parser import UsageError, flag, number, whole
 from slipring.commands.bench.client.transports import Api
 from slipring.commands.bench.measure.modes import MODES, modes_of
-from slipring.commands.bench.target import Target, add_target_flags, target_from_namespace
+from slipring.commands.bench.subject.endpoint import Target, add_target_flags, target_from_namespace
 from slipring.commands.bench.workloads.catalogue import DEPTHS, WORKLOADS
-from slipring.commands.failures import UsageError
-from slipring.commands.flags import flag, number, whole
 
 _NAMES = (*WORKLOADS, "deep", "replay")
 _TOKENS_PER_S = 1000.0
@@ -113,19 +112,21 @@ class BenchOptions:
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``slipring bench``."""
     add_target_flags(parser, tokens_per_s=_TOKENS_PER_S, timeout_s=_TIMEOUT_S)
-    flags.add_flags(parser, BenchOptions)
-    flags.add_flags(parser, Outputs)
+    argument_parser.add_flags(parser, BenchOptions)
+    argument_parser.add_flags(parser, Outputs)
 
 
 def loop_flags(namespace: argparse.Namespace) -> list[str]:
     """The given flags that ``slipring bench load`` lacks, or defines differently."""
-    found = flags.given_names(namespace, BenchOptions) + flags.given_names(namespace, Outputs)
+    found = argument_parser.given_names(namespace, BenchOptions) + argument_parser.given_names(
+        namespace, Outputs
+    )
     return [name for name in found if name not in ("--json", "--svg")]
 
 
 def from_namespace(namespace: argparse.Namespace, environ: Mapping[str, str]) -> BenchOptions:
     """Build the options from parsed flags (see ``add_flags``) and ``environ``. Raises ``UsageError``."""
-    chosen = flags.given(namespace, BenchOptions)
+    chosen = argument_parser.given(namespace, BenchOptions)
     workloads = chosen.get("workloads", ())
     for name, needed in (("deep", "depths"), ("replay", "replay")):
         if needed in chosen and name not in workloads:
@@ -143,7 +144,7 @@ def from_namespace(namespace: argparse.Namespace, environ: Mapping[str, str]) ->
             require_mode(name, target.api)
     else:
         chosen["modes"] = tuple(modes_of(target.api))
-    outputs = Outputs(**flags.given(namespace, Outputs))
+    outputs = Outputs(**argument_parser.given(namespace, Outputs))
     return BenchOptions(target, names_modes=names_modes, outputs=outputs, **chosen)
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from slipring.commands.failures import UsageError
+from slipring.commands.argument_parser import UsageError
 
 FORMAT = 1
 """Version of the JSON format. ``read`` rejects records of any other version."""

@@ -9,8 +9,8 @@ import aiohttp
 from aiohttp import ClientTimeout, ClientWebSocketResponse, ClientWSTimeout, WSMsgType
 
 from slipring.base.connection_failures import reason
+from slipring.commands.argument_parser import CommandFailed
 from slipring.commands.chat.options import ChatOptions
-from slipring.commands.failures import CommandFailed
 
 _OPEN_TIMEOUT_S = 30.0
 _CLOSE_TIMEOUT_S = 2.0

@@ -7,7 +7,8 @@ import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from slipring.commands import flags
+from slipring.commands import argument_parser
+from slipring.commands.argument_parser import flag, text, whole
 from slipring.commands.client_environment import (
     DEFAULT_URL,
     KEY_VARIABLE,
@@ -16,7 +17,6 @@ from slipring.commands.client_environment import (
     named_url,
     variable_name,
 )
-from slipring.commands.flags import flag, text, whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class ChatOptions:
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags that ``from_namespace`` reads, and the positional MESSAGE."""
-    flags.add_flags(parser, ChatOptions)
+    argument_parser.add_flags(parser, ChatOptions)
     about = "send this message, print the answer and exit"
     parser.add_argument("message", metavar="MESSAGE", type=text, nargs="*", help=about)
 
@@ -58,5 +58,5 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def from_namespace(namespace: argparse.Namespace, environ: Mapping[str, str]) -> ChatOptions:
     """Build the options from parsed flags (see ``add_flags``) and environment variables. Raises
     ``UsageError``."""
-    given = {"url": named_url(environ) or DEFAULT_URL, **flags.given(namespace, ChatOptions)}
+    given = {"url": named_url(environ) or DEFAULT_URL, **argument_parser.given(namespace, ChatOptions)}
     return ChatOptions(key=api_key(given.get("key_variable", KEY_VARIABLE), environ), **given)

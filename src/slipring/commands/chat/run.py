@@ -18,9 +18,8 @@ from typing import Any, TypeVar
 from slipring.base.standard_streams import discard_output
 from slipring.commands.chat.connection import Unreachable
 from slipring.commands.chat.conversation import Conversation
-from slipring.commands.chat.keyboard import Keyboard
 from slipring.commands.chat.options import ChatOptions, from_namespace
-from slipring.commands.chat.screen import Screen
+from slipring.commands.chat.terminal import Keyboard, Screen
 
 NO_ANSWER = 1
 INTERRUPTED = 130

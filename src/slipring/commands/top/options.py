@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from slipring.commands.argument_parser import UsageError
 from slipring.commands.client_environment import is_web_url
-from slipring.commands.failures import UsageError
 
 KEY_VARIABLE = "SLIPRING_ADMIN_KEY"
 _URL = "http://127.0.0.1:9464"

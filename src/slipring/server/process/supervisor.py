@@ -57,20 +57,6 @@ _DRAIN_REPORT_S = 1.0
 """Time that workers get to report how many responses they wait for."""
 
 
-def refuse_private_store(config: Config) -> None:
-    """Raise ``StartupError`` if workers could not find each other's chains with these settings."""
-    if config.workers > 1 and config.store.partition(":")[0] == "memory":
-        raise StartupError(
-            f"--workers {config.workers} with --store memory: each worker would know its own chains only;"
-            " name a store that they can share, as in --store sqlite:PATH or --store postgresql://…"
-        )
-    if config.workers > 1 and config.node_url:
-        raise StartupError(
-            f"--workers {config.workers} with --node-url: one URL cannot lead to each worker; run one server"
-            " per node, or workers without it"
-        )
-
-
 class Supervisor:
     """The workers of one machine, and the engines that they share."""
 

@@ -6,9 +6,9 @@ from aiohttp import web
 
 from slipring.commands.bench import results
 from slipring.commands.bench.client.redaction import Redactor
-from slipring.commands.bench.measure.run import Bench
+from slipring.commands.bench.command import Bench
 from slipring.commands.bench.options import BenchOptions
-from slipring.commands.bench.target import Target
+from slipring.commands.bench.subject.endpoint import Target
 from tests.commands.bench.faulty import Faulty, running
 from tests.commands.bench.stage import Watching, tiny
 

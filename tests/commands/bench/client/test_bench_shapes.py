@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from slipring.commands.failures import CommandFailed
+from slipring.commands.argument_parser import CommandFailed
 from tests.commands.bench.faulty import Faulty, Json, running
 from tests.commands.bench.stage import faults, measured
 

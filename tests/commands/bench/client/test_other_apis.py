@@ -26,7 +26,7 @@ from slipring.commands.bench.client.translated_apis import (
 )
 from slipring.commands.bench.client.transports import Access, Api
 from slipring.commands.bench.measure.modes import modes_of
-from slipring.commands.bench.verify.answers import Expectation, find_faults
+from slipring.commands.bench.verification import Expectation, find_faults
 from slipring.commands.bench.workloads.catalogue import CODING_CALLS
 from slipring.commands.bench.workloads.plan import message
 from slipring.commands.cli import main

@@ -2,12 +2,11 @@
 
 from typing import Any
 
+from slipring.commands.bench.load.command import Load, LoadProgress
 from slipring.commands.bench.load.options import LoadOptions
-from slipring.commands.bench.load.progress import LoadProgress
 from slipring.commands.bench.load.results import LoadRecord
-from slipring.commands.bench.load.run import Load
 from slipring.commands.bench.load.service_level import ServiceLevel
-from slipring.commands.bench.target import Target
+from slipring.commands.bench.subject.endpoint import Target
 
 EASY = ServiceLevel(first_token_ms=60_000, errors=0.0)
 

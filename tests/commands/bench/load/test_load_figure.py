@@ -5,12 +5,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from slipring.commands.bench.load import figure
+from slipring.commands.bench.load.command import Load
 from slipring.commands.bench.load.options import LoadOptions
 from slipring.commands.bench.load.results import LoadRecord
-from slipring.commands.bench.load.run import Load
 from slipring.commands.bench.load.service_level import Level, Percentiles
-from slipring.commands.bench.target import Target
+from slipring.commands.bench.report import figure
+from slipring.commands.bench.subject.endpoint import Target
 from slipring.commands.cli import main
 from tests.commands.bench.load.loads import Silent
 
@@ -32,7 +32,7 @@ def record(*levels: Level) -> LoadRecord:
 
 
 def test_every_level_is_a_point_of_two_lines() -> None:
-    drawn = figure.render(record(level(1, 100.0), level(16, 300.0), level(64, 900.0)))
+    drawn = figure.render_load(record(level(1, 100.0), level(16, 300.0), level(64, 900.0)))
     ElementTree.fromstring(drawn)
     texts = re.findall(r"<text[^>]*>([^<]*)</text>", drawn.replace("\xa0", " "))
     assert {"1", "16", "64", "loops at once", "a whole turn", "its first token"} <= set(texts)
@@ -41,13 +41,13 @@ def test_every_level_is_a_point_of_two_lines() -> None:
 
 
 def test_a_level_that_was_too_much_says_so() -> None:
-    drawn = figure.render(record(level(8, 100.0, broken="3.0% of turns failed (allowed: 1.0%)")))
+    drawn = figure.render_load(record(level(8, 100.0, broken="3.0% of turns failed (allowed: 1.0%)")))
     assert "the service level was violated: 3.0% of turns failed" in drawn
 
 
 def test_without_any_turn_there_is_nothing_to_draw() -> None:
     empty = Level(connections=4, seconds=1, turns=0, turns_per_s=0.0)
-    drawn = figure.render(record(empty))
+    drawn = figure.render_load(record(empty))
     ElementTree.fromstring(drawn)
     assert "No turn has ended" in drawn
 

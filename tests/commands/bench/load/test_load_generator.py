@@ -6,11 +6,11 @@ import json
 from collections.abc import AsyncIterator
 
 from slipring.commands.bench.client.transports import Access
+from slipring.commands.bench.load.command import Load
 from slipring.commands.bench.load.flood import Flood
 from slipring.commands.bench.load.generator import LocalGenerator, ProcessGenerator, merged
 from slipring.commands.bench.load.idle_sockets import IdleSockets
 from slipring.commands.bench.load.results import FloodResult, FloodTally
-from slipring.commands.bench.load.run import Load
 from slipring.commands.bench.load.service_level import Level, Percentiles
 from slipring.commands.bench.load.terminal import bare_verdict, flood_verdict
 from slipring.commands.bench.load.users import Job, Tally

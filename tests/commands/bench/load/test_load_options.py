@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from slipring.commands.argument_parser import UsageError
 from slipring.commands.bench import options as bench_options
 from slipring.commands.bench.load import options as load_options
 from slipring.commands.bench.load.options import LoadOptions
 from slipring.commands.cli import build_parser, main
-from slipring.commands.failures import UsageError
 
 HEEDED: dict[str, str] = {
     "--url": "http://127.0.0.1:9/v1",

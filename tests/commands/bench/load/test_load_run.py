@@ -2,10 +2,10 @@
 
 import pytest
 
+from slipring.commands.argument_parser import CommandFailed, UsageError
 from slipring.commands.bench.load.service_level import ServiceLevel
 from slipring.commands.bench.load.terminal import verdict
 from slipring.commands.bench.subject.machine import raise_file_limit
-from slipring.commands.failures import CommandFailed, UsageError
 from tests.commands.bench.faulty import Faulty, running
 from tests.commands.bench.load.loads import loaded, options
 

@@ -5,12 +5,12 @@ import asyncio
 import pytest
 from aiohttp import web
 
+from slipring.commands.argument_parser import CommandFailed
 from slipring.commands.bench.client.transports import Access
+from slipring.commands.bench.command import Bench
 from slipring.commands.bench.measure.probes import first_model
-from slipring.commands.bench.measure.run import Bench
 from slipring.commands.bench.options import BenchOptions
-from slipring.commands.bench.target import Target
-from slipring.commands.failures import CommandFailed
+from slipring.commands.bench.subject.endpoint import Target
 from tests.commands.bench.faulty import Faulty, Json, running
 from tests.commands.bench.stage import Watching, faults, measured, tiny
 

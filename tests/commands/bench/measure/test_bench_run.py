@@ -4,8 +4,8 @@ from itertools import pairwise
 
 import pytest
 
+from slipring.commands.argument_parser import CommandFailed
 from slipring.commands.bench.statistics import summarise
-from slipring.commands.failures import CommandFailed
 from tests.commands.bench.faulty import Faulty, Json, running
 from tests.commands.bench.stage import Watching, faults, measured
 from tests.harness import serve

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from slipring.commands.bench.report import drawing, html, terminal
+from slipring.commands.bench.report import charts, html, terminal
 from slipring.commands.bench.results import BenchRecord
 from tests.commands.bench.records import RECORDS
 
@@ -35,7 +35,7 @@ def printed(made: BenchRecord, width: int = 100) -> str:
 def plots(section: ET.Element) -> dict[str, ET.Element]:
     """The line charts as the script of the page draws them, by kind."""
     return {
-        kind.removeprefix("lines "): ET.fromstring(drawing.still(_LINE_CHART, data))
+        kind.removeprefix("lines "): ET.fromstring(charts.still(_LINE_CHART, data))
         for kind, data in scripted(section).items()
         if kind.startswith("lines ")
     }

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from msgspec import Struct
 
-from slipring.commands.bench.report import drawing
+from slipring.commands.bench.report import charts
 
 HERE = Path(__file__).parent
 
@@ -21,11 +21,11 @@ class Scale(Struct):
 
 def scale(kind: str, *given: float, values: tuple[float, ...] = ()) -> Scale:
     data = {"kind": kind, "given": given, "values": values}
-    return msgspec.json.decode(drawing.still(HERE / "scale.js", data), type=Scale)
+    return msgspec.json.decode(charts.still(HERE / "scale.js", data), type=Scale)
 
 
 def element(tag: str, attribute: str | float, text: str) -> str:
-    return drawing.still(HERE / "element.js", {"tag": tag, "attribute": attribute, "text": text})
+    return charts.still(HERE / "element.js", {"tag": tag, "attribute": attribute, "text": text})
 
 
 @pytest.mark.parametrize("highest", [0, 0.003, 1, 7.2, 99, 100, 12_345.6])

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from slipring.commands.bench.report.drawing import DARK, LIGHT, styles
+from slipring.commands.bench.report.charts import DARK, LIGHT, styles
 from tests.commands.bench.records import MODES
 
 

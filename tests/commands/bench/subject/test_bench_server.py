@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from anyio.from_thread import start_blocking_portal
 
+from slipring.commands.argument_parser import CommandFailed
 from slipring.commands.bench import results
 from slipring.commands.bench.subject.endpoint import start_server
 from slipring.commands.cli import main
-from slipring.commands.failures import CommandFailed
 from tests.commands.bench.process import FAST
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")

@@ -6,7 +6,7 @@ import pytest
 
 from slipring.commands.bench.measure.modes import MODES
 from slipring.commands.bench.statistics import summarise
-from slipring.commands.bench.verify.answers import Expectation, find_faults
+from slipring.commands.bench.verification import Expectation, find_faults
 from tests.commands.bench.faulty import PART_FAULTS, Faulty, running
 from tests.commands.bench.stage import faults, measured, tiny
 

@@ -6,7 +6,7 @@ import pytest
 
 from slipring.commands.bench.results import LoopResult, TurnResult
 from slipring.commands.bench.statistics import summarise
-from slipring.commands.bench.verify.history import TokenFloor, compare_with_full_history
+from slipring.commands.bench.verification import TokenFloor, compare_with_full_history
 from slipring.commands.bench.workloads.catalogue import coding, short
 from slipring.commands.bench.workloads.plan import Plan, message
 from tests.commands.bench.faulty import Faulty, Json, running

@@ -9,10 +9,10 @@ import pytest
 from msgspec import structs
 from rich.console import Console
 
+from slipring.commands.argument_parser import UsageError
 from slipring.commands.bench.report import html, terminal
 from slipring.commands.bench.workloads.plan import Head, Plan, PlanStep
 from slipring.commands.bench.workloads.replay import read_recording
-from slipring.commands.failures import UsageError
 from tests.commands.bench.stage import TOOL, faults, measured, recording, tiny
 from tests.harness import WEATHER, serve
 

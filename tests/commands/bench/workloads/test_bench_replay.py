@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from slipring.commands.argument_parser import UsageError
 from slipring.commands.bench.workloads.plan import PlanStep, output_items
 from slipring.commands.bench.workloads.replay import read_recording
-from slipring.commands.failures import UsageError
 from tests.commands.bench.faulty import Faulty, running
 from tests.commands.bench.stage import TOOL, faults, measured, recording
 

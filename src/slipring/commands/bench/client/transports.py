@@ -16,7 +16,6 @@ from aiohttp import ClientWebSocketResponse, ClientWSTimeout, TCPConnector, WSMs
 from multidict import MultiMapping
 
 from slipring.base.connection_failures import reason
-from slipring.commands.bench.client.answer_shapes import validated
 from slipring.commands.bench.client.exchange import (
     PAUSE,
     TERMINAL,
@@ -32,6 +31,7 @@ from slipring.commands.bench.client.exchange import (
     decode,
     encode,
     refusal,
+    validated,
 )
 from slipring.commands.bench.client.redaction import Redactor
 from slipring.commands.bench.client.translated_apis import AnswerReader

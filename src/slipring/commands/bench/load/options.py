@@ -5,14 +5,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from slipring.commands import flags
+from slipring.commands import argument_parser
+from slipring.commands.argument_parser import UsageError, flag, number, share, whole
 from slipring.commands.bench.load.service_level import ServiceLevel
 from slipring.commands.bench.measure.modes import MODES
 from slipring.commands.bench.options import loop_flags, require_mode
-from slipring.commands.bench.target import Target, add_target_flags, target_from_namespace
+from slipring.commands.bench.subject.endpoint import Target, add_target_flags, target_from_namespace
 from slipring.commands.client_environment import api_key
-from slipring.commands.failures import UsageError
-from slipring.commands.flags import flag, number, share, whole
 
 _MODES = tuple(name for name, mode in MODES.items() if not (mode.has_lanes or mode.is_rollout))
 
@@ -97,7 +96,7 @@ class LoadOptions:
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``slipring bench load``."""
     add_target_flags(parser, tokens_per_s=_TOKENS_PER_S, timeout_s=_TIMEOUT_S)
-    flags.add_flags(parser, LoadOptions)
+    argument_parser.add_flags(parser, LoadOptions)
 
 
 def from_namespace(namespace: argparse.Namespace, environ: Mapping[str, str]) -> LoadOptions:
@@ -105,7 +104,7 @@ def from_namespace(namespace: argparse.Namespace, environ: Mapping[str, str]) ->
     if misplaced := loop_flags(namespace):
         raise UsageError(f"{misplaced[0]} cannot be used with load (see slipring bench load --help)")
     target = target_from_namespace(namespace, environ, tokens_per_s=_TOKENS_PER_S, timeout_s=_TIMEOUT_S)
-    chosen = flags.given(namespace, LoadOptions)
+    chosen = argument_parser.given(namespace, LoadOptions)
     if target.api != "responses":
         require_mode(chosen.setdefault("mode", "http-full"), target.api)
     options = LoadOptions(target=target, **chosen)

@@ -11,17 +11,11 @@ from typing import Any
 
 from msgspec import Struct
 
-from slipring.commands.bench.client.exchange import (
-    FIRST_TOKENS,
-    Fields,
-    TurnExchange,
-    TurnFailed,
-)
+from slipring.commands.bench.client.exchange import FIRST_TOKENS, Fields, TurnExchange, TurnFailed
 from slipring.commands.bench.client.transports import Access, Api, Transport
 from slipring.commands.bench.measure.loop import unique_instructions
 from slipring.commands.bench.measure.modes import modes_of
-from slipring.commands.bench.verify.answers import Expectation, find_faults
-from slipring.commands.bench.verify.history import Digest
+from slipring.commands.bench.verification import Digest, Expectation, find_faults
 from slipring.commands.bench.workloads.catalogue import short
 
 _RETRY_S = 1.0

@@ -25,8 +25,15 @@ from slipring.commands.bench.client.exchange import (
 from slipring.commands.bench.client.transports import Transport
 from slipring.commands.bench.measure.modes import Mode
 from slipring.commands.bench.subject.processes import Meter
-from slipring.commands.bench.verify.answers import Expectation, calls_of, failure_reason, find_faults
-from slipring.commands.bench.verify.history import Digest, TokenFloor, how_checked
+from slipring.commands.bench.verification import (
+    Digest,
+    Expectation,
+    TokenFloor,
+    calls_of,
+    failure_reason,
+    find_faults,
+    how_checked,
+)
 from slipring.commands.bench.workloads.plan import Item, Plan, PlanStep
 
 _UNCOUNTED = "before the first turn"

@@ -8,6 +8,8 @@ import aiohttp
 import msgspec
 from msgspec import Struct
 
+from slipring.commands.argument_parser import CommandFailed
+from slipring.commands.bench import verification
 from slipring.commands.bench.client.contexts import KEEP_REASONING, Chain, Context
 from slipring.commands.bench.client.exchange import (
     PAUSE,
@@ -21,10 +23,8 @@ from slipring.commands.bench.client.exchange import (
 )
 from slipring.commands.bench.client.transports import Access, Transport, connection_error, refused
 from slipring.commands.bench.measure.modes import Mode
-from slipring.commands.bench.verify import history
 from slipring.commands.bench.workloads.plan import message
 from slipring.commands.bench.workloads.tools import CODING_TOOLS
-from slipring.commands.failures import CommandFailed
 
 _OK = 200
 _NOT_FOUND = 404
@@ -109,7 +109,7 @@ async def probe(access: Access, head: Fields, modes: list[Mode]) -> Capabilities
             found.statuses.add(None)
         else:
             found.modes.append(mode)
-            found.has_digests |= history.find_digest(exchange.answer) is not None
+            found.has_digests |= verification.find_digest(exchange.answer) is not None
     return found
 
 

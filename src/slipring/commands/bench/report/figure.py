@@ -3,13 +3,17 @@ mode), and much at once (how many run at a time against how long that takes).
 
 ``figure.js`` and ``at_once.js`` draw them, with the plot of the HTML page, in a JavaScript engine instead of
 a browser. This needs the extra ``svg``.
+
+The levels of a load as one SVG file: loops at once against the time of their turns and first tokens.
 """
 
 from pathlib import Path
 
 from msgspec import Struct
 
-from slipring.commands.bench.report import drawing
+from slipring.commands.bench.load.results import LoadRecord
+from slipring.commands.bench.load.service_level import Level, Percentiles
+from slipring.commands.bench.report import charts
 from slipring.commands.bench.report.charts import drawn_modes, series_of
 from slipring.commands.bench.report.conditions import (
     busy_warning,
@@ -18,6 +22,7 @@ from slipring.commands.bench.report.conditions import (
     is_without_model,
     processor,
 )
+from slipring.commands.bench.report.units import duration
 from slipring.commands.bench.report.verdict import verdict
 from slipring.commands.bench.results import BenchRecord, Workload
 from slipring.commands.bench.statistics import Summary, cumulative, summarise
@@ -56,7 +61,7 @@ def render(record: BenchRecord) -> str:
 
 
 def _drawn(**data: object) -> str:
-    return drawing.still(_SCRIPT, {"css": drawing.css() + _STYLE, **data})
+    return charts.still(_SCRIPT, {"css": charts.css() + _STYLE, **data})
 
 
 def _subtitle(record: BenchRecord, summaries: list[Summary], workload: Workload) -> str:
@@ -130,4 +135,62 @@ class Plot(Struct, frozen=True):
 def drawn(plots: list[Plot], *, title: str, about: str, subtitle: str, conditions: str) -> str:
     """All plots have lines with the same names."""
     texts = {"title": title, "about": about, "subtitle": subtitle, "conditions": conditions}
-    return drawing.still(_AT_ONCE, {"css": drawing.css() + STYLE, "plots": plots, **texts}) + "\n"
+    return charts.still(_AT_ONCE, {"css": charts.css() + STYLE, "plots": plots, **texts}) + "\n"
+
+
+_TURN, _FIRST = Style("m3", None, "diamond"), Style("m0", "7 3", "circle")
+
+
+def write_load(record: LoadRecord, path: Path) -> None:
+    path.write_text(render_load(record), encoding="utf-8")
+
+
+def render_load(record: LoadRecord) -> str:
+    endpoint = record.endpoint
+    levels = [level for level in record.levels if level.turn_ms and level.first_token_ms]
+    served = f"no model: decoding {decoding(endpoint)}" if is_without_model(endpoint) else endpoint.model
+    plots = [_plot(levels, served, record)] if levels else []
+    words = " ".join(map(_sentence, levels))
+    return drawn(
+        plots,
+        title=f"{served}: turns of {levels[-1].connections} loops at once" if levels else "No turn has ended",
+        about=words,
+        subtitle=_sentence(levels[-1]) if levels else "",
+        conditions=" · ".join(
+            (
+                record.when[:10],
+                processor(record.machine),
+                record.mode,
+                f"pauses of {duration(record.think_ms)}",
+                "medians, and the range up to p95",
+            )
+        ),
+    )
+
+
+def _plot(levels: list[Level], served: str, record: LoadRecord) -> Plot:
+    lines = {"a whole turn": (_TURN, "turn_ms"), "its first token": (_FIRST, "first_token_ms")}
+    return Plot(
+        heading=f"Time of a turn, {record.hold_s:g} s for each number of loops",
+        caption="loops at once",
+        amounts=[level.connections for level in levels],
+        series=[
+            Series(name, style, [_value(getattr(level, field)) for level in levels])
+            for name, (style, field) in lines.items()
+        ],
+    )
+
+
+def _value(percentiles: Percentiles | None) -> Value:
+    assert percentiles is not None
+    return Value(percentiles.p50, percentiles.p50, percentiles.p95)
+
+
+def _sentence(level: Level) -> str:
+    assert level.turn_ms is not None
+    turn = level.turn_ms
+    broken = f"; the service level was violated: {level.broken}" if level.broken else ""
+    return (
+        f"{level.connections:,} loops: a turn takes {duration(turn.p50)}, {duration(turn.p95)} at p95,"
+        f" {level.turns_per_s:.1f} turns a second{broken}."
+    )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from slipring.commands.bench.report import drawing, units
+from slipring.commands.bench.report import charts, units
 from slipring.commands.bench.report.charts import (
     DrawnMode,
     charts,
@@ -51,9 +51,9 @@ def write(record: BenchRecord, path: Path) -> None:
 def render(record: BenchRecord) -> str:
     summaries = summarise(record)
     title = f"slipring bench: {record.endpoint.model}, {record.when[:10]}"
-    style = drawing.css() + drawing.stage_colours() + _STYLE.read_text(encoding="utf-8")
+    style = charts.css() + charts.stage_colours() + _STYLE.read_text(encoding="utf-8")
     # Read as HTML, the first and the last line are comments of the script; as XML they let it contain "<".
-    code = f"//<![CDATA[\n{drawing.script(drawing.REPORT)}\n//]]>"
+    code = f"//<![CDATA[\n{charts.script(charts.REPORT)}\n//]]>"
     policy = f"default-src 'none'; style-src {_digest(style)}; script-src {_digest(code)}"
     head = tag(
         "head",
@@ -160,7 +160,7 @@ _CLASSES = {"Loop": "main", "Loop, compared": "words"}
 
 def _modes(record: BenchRecord, here: Sequence[Summary], workload: Workload) -> Markup:
     baseline = baseline_of(here, workload)
-    style, titles = drawing.styles(record.modes), {mode.name: mode for mode in record.modes}
+    style, titles = charts.styles(record.modes), {mode.name: mode for mode in record.modes}
     names = (tag("th", name, *_small(below), scope="col", role="columnheader") for name, below in _COLUMNS)
     head, rows = tag("tr", *names, role="row"), []
     for summary in here:

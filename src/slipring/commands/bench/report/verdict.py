@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from msgspec import Struct, structs
 
 from slipring.commands.bench.report import units
-from slipring.commands.bench.report.drawing import HTTP
+from slipring.commands.bench.report.charts import HTTP
 from slipring.commands.bench.results import BenchRecord, Checked, LoopResult, Workload
 from slipring.commands.bench.statistics import Summary, finished, wall_by_repeat
 

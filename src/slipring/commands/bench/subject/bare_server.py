@@ -15,11 +15,11 @@ from contextlib import asynccontextmanager
 import aiohttp
 from aiohttp import WSMsgType, web
 
+from slipring.commands.argument_parser import CommandFailed
 from slipring.commands.bench.client.exchange import FIRST_TOKENS, TERMINAL, Fields, decode, encode
 from slipring.commands.bench.client.transports import Access
 from slipring.commands.bench.subject.endpoint import OpenEndpoint
 from slipring.commands.bench.subject.processes import Meter
-from slipring.commands.failures import CommandFailed
 
 _ENDS = (*TERMINAL, "error")
 

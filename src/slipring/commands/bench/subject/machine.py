@@ -15,8 +15,8 @@ import aiohttp
 import msgspec
 
 from slipring import __version__
+from slipring.commands.argument_parser import UsageError
 from slipring.commands.bench.results import Machine
-from slipring.commands.failures import UsageError
 
 
 def now() -> str:

@@ -19,9 +19,9 @@ import msgspec
 from msgspec import UNSET, Struct, structs
 
 from slipring.base.recording_format import FORMAT, Header, RecordedTurn
+from slipring.commands.argument_parser import UsageError
 from slipring.commands.bench.results import RecordedTimes, Workload
 from slipring.commands.bench.workloads.plan import Head, Item, Need, Plan, PlanStep, text_of
-from slipring.commands.failures import UsageError
 
 _ANSWERED = ("completed", "incomplete")
 _SERVER_ONLY = ("reasoning", "compaction", "compaction_summary", "compaction_trigger")

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from slipring import __version__
 from slipring.base.standard_streams import print_encoded
-from slipring.commands.openapi.schemas import EVENT, MESSAGES_EVENT, Schema, components, ref
+from slipring.commands.openapi_schemas import EVENT, MESSAGES_EVENT, Schema, components, ref
 from slipring.protocol.chat_completions.completion import ChatChunk, ChatCompletion
 from slipring.protocol.chat_completions.requests import ChatRequest
 from slipring.protocol.decisions.answers import Decision
