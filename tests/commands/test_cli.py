@@ -22,7 +22,7 @@ from slipring.commands.cli import ENGINES, main
 from slipring.commands.serve import announce
 from slipring.config.settings import Config
 from slipring.engines.catalog import KINDS
-from slipring.server.process.stop_requests import IGNORED_SIGNALS
+from slipring.server.process.shutdown import IGNORED_SIGNALS
 from slipring.server.process.worker_messages import Serving
 
 ROOT = Path(__file__).parents[2]

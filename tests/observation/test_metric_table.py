@@ -8,7 +8,7 @@ import pytest
 
 from slipring.observation import metric_table as table
 from slipring.protocol.turn_report import OWN_STAGES
-from slipring.server.connections.tracked_connection import DropReason
+from slipring.server.connections.slow_clients import DropReason
 from slipring.server.observation.ended_turns import Transport
 from slipring.server.state_lookup import Source
 from tests.observation.reference import reference

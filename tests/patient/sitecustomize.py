@@ -29,7 +29,7 @@ _LIMITS: dict[str, dict[str, float]] = {
     "slipring.server.observation.health": {"_PATIENCE_S": _S},
     "slipring.base.periodic_tasks": {"_LAST_RUN_S": _S},
     "slipring.server.process.supervisor": {"_DRAIN_REPORT_S": _S, "_OVERTIME_S": _S},
-    "slipring.server.recording.recorder": {"_CLOSE_S": _S},
+    "slipring.server.observation.recorder": {"_CLOSE_S": _S},
     "slipring.server.tracing.span_export": {"_STOP_S": _S},
     "slipring.stores.databases.postgres": {"_CONNECT_S": _S, "_COMMAND_S": _S, "_CLOSE_S": _S},
     "slipring.stores.databases.sqlite": {"_BUSY_MS": int(_S * 1000), "_START_S": _S},

@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 
 from slipring import __version__
-from slipring.server.id_minting import node_of
+from slipring.server.random_ids import node_of
 from tests.commands.test_cli import Process, launched
 from tests.harness import WEATHER, Socket
 from tests.receivers.mlflow_server import Experiment, Mlflow, Span, Trace, mlflow

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from slipring.core.limits import Limits
-from slipring.server.service import shutting_down
+from slipring.server.process.shutdown import shutting_down
 from slipring.stores.keys import Token
 from tests.chat_api import USER, Chat, Json, joined
 from tests.chat_wire import read_stream

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from slipring.core.limits import Limits
-from slipring.server.service import shutting_down
+from slipring.server.process.shutdown import shutting_down
 from tests import messages_wire
 from tests.chat_api import Chat
 from tests.harness import PuppetEngine, serve

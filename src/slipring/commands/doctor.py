@@ -40,7 +40,7 @@ from slipring.engines.hub.model_names import (
     to_fetch,
 )
 from slipring.server.access.auth import require_admin_key, require_keys
-from slipring.server.connections.file_descriptors import is_reduced, raise_limit, room_for_connections
+from slipring.server.connections.open_connections import is_reduced, raise_limit, room_for_connections
 from slipring.server.process.listening_sockets import listen
 from slipring.stores.store import default_file, open_store
 

@@ -23,8 +23,9 @@ from slipring.commands.client_environment import DEFAULT_URL, named_url
 from slipring.config.settings import Config, refuse_private_store
 from slipring.engines.hub.model_hub import ModelHub
 from slipring.engines.hub.model_names import model_of_flag, opened_name
-from slipring.server.process.runtime import loop_factory, set_up_logging
-from slipring.server.process.stop_requests import IGNORED_SIGNALS, block_stop_signals, ignore
+from slipring.server.observation.turn_log import set_up_logging
+from slipring.server.process.event_loop import loop_factory
+from slipring.server.process.shutdown import IGNORED_SIGNALS, block_stop_signals, ignore
 from slipring.server.process.supervisor import Supervisor, engine_names
 from slipring.server.process.worker_messages import Serving
 

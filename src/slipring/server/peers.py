@@ -18,7 +18,7 @@ from aiohttp import ClientTimeout
 from slipring.base.errors import ApiError
 from slipring.core.chain.state import Positions, ResponseState
 from slipring.server.clock import shared_now
-from slipring.server.id_minting import node_of
+from slipring.server.random_ids import node_of
 from slipring.stores.nodes import Cluster, Node
 from slipring.stores.response_codec import pack_chain, unpack_chain
 

@@ -15,7 +15,7 @@ from typing import Generic, Protocol, TypeVar
 
 from msgspec import UNSET
 
-from slipring.base.errors import ApiError, Unavailable
+from slipring.base.errors import ApiError
 from slipring.base.tenant_slots import TenantSlots
 from slipring.config.settings import Config
 from slipring.core.betas import NO_BETAS, Betas
@@ -40,12 +40,10 @@ from slipring.server.access.content_encryption import KeyedSeal, new_key
 from slipring.server.access.model_permissions import Permitted, Selection
 from slipring.server.access.quotas import Quotas
 from slipring.server.clock import clock, now, shared_now
-from slipring.server.connections.file_descriptors import raise_limit, room_for_connections
-from slipring.server.connections.open_connections import Connections
+from slipring.server.connections.open_connections import Connections, raise_limit, room_for_connections
 from slipring.server.document_reading import DocumentReader
 from slipring.server.hosted_tools.permitted_servers import Registry
 from slipring.server.hosted_tools.runner import ToolRunner
-from slipring.server.id_minting import minter, new_node_id
 from slipring.server.image_fetching import ImageFetcher
 from slipring.server.inspection_runner import Audits, CallerPolicies
 from slipring.server.observation import turn_log
@@ -59,6 +57,8 @@ from slipring.server.observation.ended_turns import (
 from slipring.server.parking import Parking
 from slipring.server.peers import Peers
 from slipring.server.prefill_runner import Prefills
+from slipring.server.process.shutdown import shutting_down
+from slipring.server.random_ids import minter, new_node_id
 from slipring.server.request_decoding import RequestDecoder
 from slipring.server.state_lookup import Source, StateLookup
 from slipring.stores.store import Store
@@ -71,11 +71,6 @@ _CHECKED_AT_ONCE = 100
 """Clients that are checked before the event loop may do other work."""
 _ACTIVE_S = 2.0
 """A client with a running response is checked every second."""
-
-
-def shutting_down() -> ApiError:
-    """The error that clients get when the server stops."""
-    return Unavailable("The server is shutting down. Connect again.", code="server_shutting_down")
 
 
 class Client(Protocol):

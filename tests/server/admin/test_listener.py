@@ -14,8 +14,8 @@ import pytest
 from slipring.base.errors import StartupError
 from slipring.config.settings import Config
 from slipring.observation import live_messages
+from slipring.server.admin import listener
 from slipring.server.admin import listener as listener_module
-from slipring.server.admin import live_stream
 from slipring.server.process.server import Server
 from tests.harness import FAST, Running, serve
 from tests.server.admin.watching import ANY_PORT, Stream, admin_url, watch
@@ -128,7 +128,7 @@ async def test_without_the_setting_there_is_no_listener() -> None:
 
 
 async def test_watchers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_stream, "_MOST_READERS", 1)
+    monkeypatch.setattr(listener, "_MOST_READERS", 1)
     async with serve(admin=ANY_PORT) as server:
         async with watch(admin_url(server), server.http):
             assert await status(server, "live") == 429
@@ -142,7 +142,7 @@ async def test_a_watcher_that_does_not_read_is_disconnected(monkeypatch: pytest.
     # Lines that no buffer of the kernel holds, so that the first one is not read to its end.
     monkeypatch.setattr(live_messages, "encode", lambda message: bytes(2**24) + encode(message))
     monkeypatch.setattr("slipring.observation.live_messages.INTERVAL_S", 0.001)
-    monkeypatch.setattr(live_stream, "_UNREAD_LINES", 2)
+    monkeypatch.setattr(listener, "_UNREAD_LINES", 2)
     async with serve(admin=ANY_PORT) as server:
         port = int(admin_url(server).rstrip("/").rpartition(":")[2])
         admin = server.server._admin

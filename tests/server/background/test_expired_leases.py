@@ -13,7 +13,7 @@ from slipring.base.errors import Unavailable
 from slipring.core.limits import Limits
 from slipring.server import clock
 from slipring.server.background import runs
-from slipring.server.background.orphaned_runs import ExpiredLeases
+from slipring.server.background.cancelled_and_orphaned_runs import ExpiredLeases
 from slipring.server.background.runs import Background
 from slipring.stores.databases import sqlite
 from slipring.stores.runs import Run

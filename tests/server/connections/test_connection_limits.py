@@ -14,7 +14,7 @@ from functools import partial
 import pytest
 
 from slipring.core.limits import Limits
-from slipring.server.connections.file_descriptors import room_for_connections
+from slipring.server.connections.open_connections import room_for_connections
 from slipring.server.connections.slow_clients import PROGRESS_BYTES
 from slipring.server.transports import websocket
 from tests import wire

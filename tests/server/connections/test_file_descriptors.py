@@ -3,7 +3,7 @@
 import pytest
 
 from slipring.core.limits import Limits
-from slipring.server.connections.file_descriptors import log_reduced_room
+from slipring.server.connections.open_connections import log_reduced_room
 
 
 @pytest.mark.parametrize(

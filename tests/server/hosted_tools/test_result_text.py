@@ -15,7 +15,7 @@ from slipring.mcp.protocol.tools import ToolResult, read_result
 from slipring.mcp.redaction import Redaction
 from slipring.protocol.hosted.hosted_items import ToolError, error_text
 from slipring.protocol.pictures.item_pictures import base64_of
-from slipring.server.hosted_tools.result_text import outcome_of
+from slipring.server.hosted_tools.call_results import outcome_of
 from tests.pictures import data_url, png
 
 NOTHING = Redaction((), 1)

@@ -20,8 +20,8 @@ from slipring.observation.exposition import expose
 from slipring.protocol.turn_report import Mark, Stage, TokenCounts, TurnReport
 from slipring.server.access.auth import Caller
 from slipring.server.observation.ended_turns import EndedTurn, Origin, Transport
-from slipring.server.observation.loop_lag import LoopLag
 from slipring.server.observation.metrics import Metrics
+from slipring.server.process.event_loop import LoopLag
 from slipring.server.service import Service
 from tests.api import Api
 from tests.engines.fakes.server import in_front_of

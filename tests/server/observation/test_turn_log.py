@@ -15,8 +15,7 @@ from slipring.core.limits import Limits
 from slipring.protocol.turn_report import Stage, TokenCounts, TurnReport
 from slipring.server.access.auth import Caller
 from slipring.server.observation.ended_turns import EndedTurn, Origin
-from slipring.server.observation.turn_log import TerminalFormatter, TurnLine, write
-from slipring.server.process.runtime import set_up_logging
+from slipring.server.observation.turn_log import TerminalFormatter, TurnLine, set_up_logging, write
 from slipring.stores.keys import Key, Token
 from tests.api import Api
 from tests.harness import PuppetEngine, serve

@@ -48,7 +48,7 @@ OF_SETTINGS = {
     "slipring.mcp.pool",
     "slipring.commands.openapi",
     "slipring.safety.sources",
-    "slipring.server.recording.recorder",
+    "slipring.server.observation.recorder",
     "slipring.server.tracing.tracer",
     "slipring.stores.databases.postgres",
     "tomllib",

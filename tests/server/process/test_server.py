@@ -6,7 +6,7 @@ import signal
 
 from slipring.config.settings import Config
 from slipring.server.process.server import Server
-from slipring.server.process.stop_requests import StopRequest
+from slipring.server.process.shutdown import StopRequest
 from tests.harness import PuppetEngine
 
 

@@ -20,10 +20,10 @@ from slipring.config.tables import ModelEntry
 from slipring.core.limits import Limits
 from slipring.engines.shared_engines import Share
 from slipring.server.admin.workers_source import WorkersSource
-from slipring.server.id_minting import node_of
 from slipring.server.process import worker_messages
 from slipring.server.process.listening_sockets import reserve
 from slipring.server.process.supervisor import Supervisor, WorkerSlot
+from slipring.server.random_ids import node_of
 from tests.commands.test_cli import FAST, Process, launched, refused, refused_here
 
 PATIENCE_S = 300.0

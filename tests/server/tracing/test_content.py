@@ -9,7 +9,7 @@ import pytest
 from slipring.protocol.items import Item, read_item
 from slipring.protocol.requests import CreateRequest
 from slipring.server.observation.ended_turns import TurnContent
-from slipring.server.tracing.turn_content import MOST_BYTES, excerpt, input_json, output_json
+from slipring.server.tracing.turn_spans import MOST_BYTES, excerpt, input_json, output_json
 
 
 def item(**fields: Any) -> Item:

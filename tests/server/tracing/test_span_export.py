@@ -17,8 +17,7 @@ from slipring.server.access.auth import Caller
 from slipring.server.observation.ended_turns import EndedTurn, Origin, TurnContent
 from slipring.server.tracing import span_export
 from slipring.server.tracing.span_export import SpanExport
-from slipring.server.tracing.turn_content import excerpt
-from slipring.server.tracing.turn_spans import TracedTurn, new_context, spans_of
+from slipring.server.tracing.turn_spans import TracedTurn, excerpt, new_context, spans_of
 from tests.free_port import free_port
 from tests.harness import serve
 from tests.server.raw import until

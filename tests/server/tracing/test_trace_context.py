@@ -3,8 +3,7 @@
 import pytest
 from opentelemetry.trace import SpanContext, TraceFlags
 
-from slipring.server.tracing.sampling import Sampling
-from slipring.server.tracing.trace_context import RecentSpans, read_traceparent
+from slipring.server.tracing.tracer import RecentSpans, Sampling, read_traceparent
 from slipring.server.tracing.turn_spans import new_context
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

@@ -19,7 +19,7 @@ from slipring.protocol.endpoints import translation
 from slipring.protocol.events import Event
 from slipring.protocol.responses import Response
 from slipring.server.background import event_stream, runs
-from slipring.server.transports import conformance_echo
+from slipring.server.transports import websocket
 from slipring.server.transports.http import SseReply
 from slipring.server.transports.websocket import WebSocketConnection
 from tests.api import Api
@@ -150,8 +150,8 @@ async def test_a_socket_is_cut_off(monkeypatch: pytest.MonkeyPatch, method: str)
 
 async def test_an_echo_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     async with serve(echo=True) as server:
-        monkeypatch.setattr(conformance_echo, "_repeat", failing)
-        await socket_ends(server, f"/v1{conformance_echo.PATH}")
+        monkeypatch.setattr(websocket, "_repeat", failing)
+        await socket_ends(server, f"/v1{websocket.ECHO_PATH}")
         assert server.service.sockets == 0
 
 

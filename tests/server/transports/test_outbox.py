@@ -7,7 +7,7 @@ import pytest
 
 from slipring.base.errors import ServerError
 from slipring.protocol.events import Error
-from slipring.server.endpoints.replies import no_head
+from slipring.server.transports.http import no_head
 from slipring.server.transports.outbox import Outbox, run_until_waiting
 
 LIFE = b": keepalive\n\n"

@@ -23,8 +23,8 @@ from slipring.server.clock import now, unix_time
 from slipring.server.driver import Driver, Exchange
 from slipring.server.observation.ended_turns import EndedTurn
 from slipring.server.observation.health import health_of
-from slipring.server.observation.loop_lag import LoopLag
 from slipring.server.observation.metrics import Metrics, memory_uses
+from slipring.server.process.event_loop import LoopLag
 from slipring.server.process.process_metrics import resident_bytes
 from slipring.server.service import Service
 from slipring.server.transports.websocket import WebSocketConnection

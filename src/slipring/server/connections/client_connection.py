@@ -14,18 +14,13 @@ from typing import Any, cast
 
 from aiohttp import web
 
-from slipring.base.aiohttp_internals import (
-    ServerProtocol,
-    is_client_fault,
-    observe_requests,
-    protocol_of,
-)
+from slipring.base.aiohttp_internals import ServerProtocol, is_client_fault, observe_requests, protocol_of
 from slipring.base.errors import ApiError, InvalidRequest, ServerError
 from slipring.protocol.wire import encode
-from slipring.server.connections.content_encodings import refusal_of
 from slipring.server.connections.fair_reading import LARGE_READ_BYTES, FairReading
 from slipring.server.connections.open_connections import Connections
-from slipring.server.connections.tracked_connection import ConnectionState
+from slipring.server.connections.request_bodies import RequestTimeout, refusal_of
+from slipring.server.connections.slow_clients import ConnectionState
 from slipring.server.endpoints.replies import LargeBody, add_standard_headers, error_response
 
 _MAX_HEAD_BYTES = 128 * 1024
@@ -34,13 +29,6 @@ _WRITE_BUFFER_BYTES = 16 * 1024
 _Int = struct.Struct("i")
 _CONTROL_HEAD_BYTES = 6
 """Size of the header of a client's control frame: two bytes and a mask."""
-
-
-class RequestTimeout(InvalidRequest):
-    """A request did not arrive within its deadline."""
-
-    status = 408
-    code = "request_timeout"
 
 
 class HeadTooLarge(InvalidRequest):

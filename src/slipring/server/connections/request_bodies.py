@@ -1,17 +1,60 @@
-"""Reads request bodies within a deadline and within a tenant's limit on bytes that are being received."""
+"""Reads request bodies within a deadline and within a tenant's limit on bytes that are being received.
+
+Which content encodings of request bodies are supported, and the errors about others.
+
+Those that aiohttp decodes: ``br`` and ``zstd`` only if the packages for them are installed.
+"""
 
 import asyncio
 import io
 
 from aiohttp import web
 
-from slipring.base.errors import OVERLOAD_RETRY_S, ApiError, InvalidRequest, RateLimited, Unavailable
+from slipring.base.aiohttp_internals import DECODED, is_undecodable, is_undecoded
+from slipring.base.errors import (
+    OVERLOAD_RETRY_S,
+    ApiError,
+    InvalidJson,
+    InvalidRequest,
+    RateLimited,
+    Unavailable,
+)
 from slipring.core.byte_ledger import Ledger
 from slipring.server.access.auth import Caller
-from slipring.server.connections.client_connection import RequestTimeout
-from slipring.server.connections.content_encodings import Undecodable, require_supported
 from slipring.server.connections.slow_clients import PROGRESS_BYTES
 from slipring.server.service import Service
+
+_NO_ENCODING = ("", "identity")
+
+
+class UnsupportedEncoding(InvalidRequest):
+    """A body has a content encoding that this server cannot decode."""
+
+    status = 415
+    code = "unsupported_content_encoding"
+
+    def __init__(self) -> None:
+        super().__init__(f"Unsupported Content-Encoding. This server supports: {', '.join(DECODED)}.")
+
+
+class Undecodable(InvalidJson):
+    """A body is not what its content encoding says."""
+
+    def __init__(self) -> None:
+        super().__init__("The request's body cannot be decompressed.")
+
+
+def require_supported(encoding: str) -> None:
+    """Raise ``UnsupportedEncoding`` for a ``Content-Encoding`` that this server does not know."""
+    if encoding not in _NO_ENCODING and encoding not in DECODED:
+        raise UnsupportedEncoding
+
+
+def refusal_of(error: BaseException | None) -> ApiError | None:
+    """What to answer if aiohttp could not decode a body; None if this is another error."""
+    if is_undecoded(error):
+        return UnsupportedEncoding()
+    return Undecodable() if is_undecodable(error) else None
 
 
 async def read_body(service: Service, request: web.Request, caller: Caller) -> bytes:
@@ -74,3 +117,10 @@ def _too_large() -> ApiError:
     error = InvalidRequest("The request body is too large.", code="request_too_large")
     error.status = 413
     return error
+
+
+class RequestTimeout(InvalidRequest):
+    """A request did not arrive within its deadline."""
+
+    status = 408
+    code = "request_timeout"

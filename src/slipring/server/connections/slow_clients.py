@@ -4,14 +4,72 @@ Connections are tracked that have bytes which their client has not read: more th
 response. The client must read some within every ``send_timeout_s``. The bytes are counted per tenant and in
 total; above a limit the connection that has been unread longest is closed. The cost does not grow with the
 number of idle connections. ``unfinished_messages`` watches those that send bit by bit.
+
+What the registry of open connections, and the watch over slow clients, know of a connection.
+
+WebSocket messages that have arrived in part: how long one may take, and how many bytes all may have.
+
+More must arrive within every ``body_timeout_s`` in which the server reads. The bytes are counted with those
+of other requests, per tenant and in total; a connection whose message does not fit any more is closed.
+``request_bodies`` applies the same to the bodies of requests.
 """
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Set
+from enum import Enum
+from typing import Literal, Protocol
 
 from slipring.core.byte_ledger import Ledger
 from slipring.core.limits import Limits
-from slipring.server.connections.tracked_connection import DropReason, TrackedConnection
+
+DropReason = Literal["head_timeout", "made_room", "unread", "message_timeout", "message_memory"]
+
+
+class ConnectionState(Enum):
+    AWAITING_HEAD = "awaiting head"
+    """Waiting for the head of its first request, or of one that has begun to arrive."""
+    IDLE = "idle"
+    """Kept open for another request."""
+    SERVING = "serving"
+
+
+class TrackedConnection(Protocol):
+    """What the registry uses of a connection."""
+
+    tenant: str | None
+    """The tenant of the key it has sent; None: no key yet."""
+    state: ConnectionState
+    is_surplus: bool
+    """Whether it exceeds a limit on connections: its requests are refused."""
+    unfinished_bytes: int
+    """Bytes of the WebSocket message that is being received."""
+
+    @property
+    def is_reading_paused(self) -> bool:
+        """Whether the server reads nothing that the client sends, because earlier messages wait."""
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes in the transport that the client has not read."""
+
+    @property
+    def undelivered_bytes(self) -> int:
+        """Bytes in the transport and in the kernel that the client's system has not acknowledged."""
+
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes in the transport and in the outgoing queue."""
+
+    def abort(self) -> None:
+        """Close at once. Unread bytes are lost."""
+
+    def expire(self) -> None:
+        """Close because the head of a request did not arrive in time."""
+
+    def refuse_message(self, code: int, reason: str) -> None:
+        """Close a WebSocket because of the message that is being received."""
+
 
 log = logging.getLogger("slipring")
 
@@ -116,3 +174,84 @@ class SlowClients:
             self._drop(connection, "unread")
         else:
             self.measure(connection)
+
+
+_CHARGE_STEP_BYTES = 64 * 1024
+"""Messages are counted in steps of this size: most are complete before the first step."""
+_MESSAGE_TIMEOUT, _TOO_MUCH = 1008, 1013
+"""Close codes: policy violation; try again later."""
+
+
+class _Unfinished:
+    """A message that is being received."""
+
+    __slots__ = ("charged", "seen", "since", "tenant")
+
+    def __init__(self, tenant: str, clock: float) -> None:
+        self.tenant = tenant
+        self.charged = 0
+        self.seen = 0
+        """Bytes that had arrived when the deadline was last extended."""
+        self.since = clock
+
+
+class UnfinishedMessages:
+    """The messages that the open connections of one process are receiving."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        requests: Ledger,
+        clock: Callable[[], float],
+        known: Set[TrackedConnection],
+        dropped: Counter[DropReason],
+    ) -> None:
+        """``requests``: counts the bytes of requests. ``known``: the open connections. ``dropped``: counts
+        those that are closed."""
+        self._limits = limits
+        self._requests = requests
+        self._clock = clock
+        self._known = known
+        self._dropped = dropped
+        self._unfinished: dict[TrackedConnection, _Unfinished] = {}
+
+    def received(self, connection: TrackedConnection) -> None:
+        """More of a WebSocket message has arrived."""
+        if connection not in self._known:
+            return
+        unfinished = self._unfinished.get(connection)
+        if unfinished is None:
+            tenant = connection.tenant or NO_TENANT
+            unfinished = self._unfinished[connection] = _Unfinished(tenant, self._clock())
+        more = connection.unfinished_bytes - unfinished.charged
+        if more < _CHARGE_STEP_BYTES:
+            return
+        if self._requests.fits_tenant(unfinished.tenant, more) and self._requests.fits(more):
+            self._requests.add(unfinished.tenant, more)
+            unfinished.charged += more
+            return
+        self._dropped["message_memory"] += 1
+        self.completed(connection)
+        connection.refuse_message(_TOO_MUCH, "too many unfinished messages")
+
+    def completed(self, connection: TrackedConnection) -> None:
+        """The message is complete, or is not received any further."""
+        connection.unfinished_bytes = 0
+        unfinished = self._unfinished.pop(connection, None)
+        if unfinished is not None and unfinished.charged:
+            self._requests.remove(unfinished.tenant, unfinished.charged)
+
+    def tick(self) -> None:
+        """Refuse the messages that have exceeded the deadline."""
+        clock = self._clock()
+        for connection in list(self._unfinished):
+            self._check(connection, clock)
+
+    def _check(self, connection: TrackedConnection, clock: float) -> None:
+        unfinished, size = self._unfinished[connection], connection.unfinished_bytes
+        if size - unfinished.seen >= PROGRESS_BYTES or connection.is_reading_paused:
+            unfinished.seen, unfinished.since = size, clock
+        if clock - unfinished.since > self._limits.body_timeout_s:
+            self._dropped["message_timeout"] += 1
+            self.completed(connection)
+            connection.refuse_message(_MESSAGE_TIMEOUT, "message timeout")

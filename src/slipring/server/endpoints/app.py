@@ -22,7 +22,7 @@ from slipring.server.access.auth import Caller
 from slipring.server.background.runs import Background
 from slipring.server.clock import now
 from slipring.server.connections.client_connection import connection_of
-from slipring.server.endpoints import conversation_items, conversations, messages
+from slipring.server.endpoints import conversations, messages
 from slipring.server.endpoints.chat_completions import complete
 from slipring.server.endpoints.codex_catalog import describe_for_codex
 from slipring.server.endpoints.compact import compact
@@ -38,10 +38,16 @@ from slipring.server.endpoints.replies import (
 )
 from slipring.server.endpoints.responses import Responses, count_tokens
 from slipring.server.observation.health import StoreHealth, health_of, readiness_of
-from slipring.server.service import Service, shutting_down
-from slipring.server.transports import conformance_echo
-from slipring.server.transports.websocket import WebSocketConnection, serve_websocket
-from slipring.server.transports.websocket_upgrade import UPGRADE_HEADERS, UpgradeRequired, asks_for_upgrade
+from slipring.server.process.shutdown import shutting_down
+from slipring.server.service import Service
+from slipring.server.transports import websocket
+from slipring.server.transports.websocket import (
+    UPGRADE_HEADERS,
+    UpgradeRequired,
+    WebSocketConnection,
+    asks_for_upgrade,
+    serve_websocket,
+)
 
 log = logging.getLogger("slipring")
 
@@ -71,10 +77,10 @@ def build_app(service: Service, background: Background) -> web.Application:
         ("GET", "/conversations/{conversation_id}", conversations.retrieve),
         ("POST", "/conversations/{conversation_id}", conversations.update),
         ("DELETE", "/conversations/{conversation_id}", conversations.delete),
-        ("GET", "/conversations/{conversation_id}/items", conversation_items.list_items),
-        ("POST", "/conversations/{conversation_id}/items", conversation_items.add_items),
-        ("GET", "/conversations/{conversation_id}/items/{item_id}", conversation_items.retrieve_item),
-        ("DELETE", "/conversations/{conversation_id}/items/{item_id}", conversation_items.delete_item),
+        ("GET", "/conversations/{conversation_id}/items", conversations.list_items),
+        ("POST", "/conversations/{conversation_id}/items", conversations.add_items),
+        ("GET", "/conversations/{conversation_id}/items/{item_id}", conversations.retrieve_item),
+        ("DELETE", "/conversations/{conversation_id}/items/{item_id}", conversations.delete_item),
         ("POST", "/chat/completions", complete),
         ("POST", "/decisions", decide),
         ("POST", "/moderations", moderate),
@@ -85,7 +91,7 @@ def build_app(service: Service, background: Background) -> web.Application:
         ("GET", "/models/{model:.+}", _show_model),
     ]
     if service.config.echo:
-        endpoints.append(("GET", conformance_echo.PATH, conformance_echo.echo))
+        endpoints.append(("GET", websocket.ECHO_PATH, websocket.echo))
     for method, path, endpoint in endpoints:
         handler = _authenticated(service, endpoint)
         for prefix in ("/v1", ""):

@@ -16,7 +16,7 @@ from slipring.protocol.endpoints.moderations import (
 from slipring.server.access.auth import Caller
 from slipring.server.connections.request_bodies import read_body
 from slipring.server.endpoints.replies import json_response
-from slipring.server.id_minting import mint
+from slipring.server.random_ids import mint
 from slipring.server.service import Service
 
 ALL_CHECKS = "omni-moderation-latest"

@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Callable, MutableMapping
 from typing import Protocol
 
-from aiohttp import Payload, hdrs, web
+from aiohttp import Payload, web
 from aiohttp.abc import AbstractStreamWriter
 
 from slipring.base.errors import ApiError
 from slipring.protocol import wire
 from slipring.protocol.endpoints.translation import RESPONSES, ErrorReply, Translation
 from slipring.protocol.events import Error
-from slipring.server.id_minting import mint
+from slipring.server.random_ids import mint
 
 _REQUEST_ID = web.RequestKey("request_id", str)
 _PIECE_BYTES = 256 * 1024
@@ -106,25 +106,3 @@ def request_id_of(request: web.Request) -> str:
     if request_id is None:
         request_id = request[_REQUEST_ID] = mint("req")
     return request_id
-
-
-HEADERS = {
-    "Content-Type": "text/event-stream; charset=utf-8",
-    "Cache-Control": "no-cache",
-    "X-Accel-Buffering": "no",
-}
-
-
-def is_chunked(response: web.StreamResponse) -> bool:
-    """Whether the body of a response whose headers have been sent is chunked: not for HTTP/1.0."""
-    return response.headers.get(hdrs.TRANSFER_ENCODING) == "chunked"
-
-
-def no_head(_: int) -> bytes:
-    """What is written before a block: nothing."""
-    return b""
-
-
-def chunk(data: bytes) -> bytes:
-    """Data, which must not be empty, as one chunk of a body."""
-    return b"%x\r\n%b\r\n" % (len(data), data)

@@ -34,15 +34,16 @@ from slipring.protocol.hosted.hosted_items import CallError, ProtocolError
 from slipring.protocol.hosted.mcp_tools import ListedTool, McpTool, ToolHints, place_of
 from slipring.server.access.auth import Caller
 from slipring.server.clock import clock
-from slipring.server.hosted_tools.call_errors import (
+from slipring.server.hosted_tools.call_results import (
     INTERNAL_ERROR,
     INVALID_ARGUMENTS,
     error_of,
     error_of_list,
+    one_line,
+    outcome_of,
     stated,
 )
 from slipring.server.hosted_tools.permitted_servers import Registry, ServerRefused, Target
-from slipring.server.hosted_tools.result_text import one_line, outcome_of
 from slipring.server.observation.turn_log import plain
 
 if TYPE_CHECKING:

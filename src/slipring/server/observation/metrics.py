@@ -21,11 +21,11 @@ from slipring.observation.bounded_labels import BoundedNames, OfferedModels
 from slipring.observation.metric_counts import Reading, Registry, Snapshot, totals
 from slipring.protocol.turn_report import OWN_STAGES, TokenCounts, TurnReport
 from slipring.safety.source_calls import CheckStatus, FailureKind
-from slipring.server.connections.tracked_connection import DropReason
+from slipring.server.connections.slow_clients import DropReason
 from slipring.server.driver import Exchange
 from slipring.server.hosted_tools.runner import EndedCall
 from slipring.server.observation.ended_turns import EndedTurn
-from slipring.server.observation.loop_lag import LoopLag
+from slipring.server.process.event_loop import LoopLag
 from slipring.server.process.process_metrics import new_process_id, process_readings
 from slipring.server.service import Service
 from slipring.server.transports.websocket import WebSocketConnection

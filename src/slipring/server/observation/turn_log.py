@@ -7,6 +7,7 @@ times, the tenant and the id of its stored key, never content and never a key. L
 
 import logging
 import re
+import sys
 from typing import TYPE_CHECKING
 
 from msgspec import UNSET, UnsetType
@@ -14,7 +15,6 @@ from msgspec import UNSET, UnsetType
 from slipring.protocol.turn_report import TurnReport
 
 if TYPE_CHECKING:
-    # Not at run time: a supervisor formats its log with this module and needs no part of a session.
     from slipring.server.observation.ended_turns import EndedTurn
 
 log = logging.getLogger("slipring.turns")
@@ -137,3 +137,16 @@ def plain(text: str | UnsetType) -> str | UnsetType:
     if text is UNSET or _PLAIN.fullmatch(text):
         return text
     return ascii(text).replace(" ", "_")
+
+
+def set_up_logging(level: str, *, names_process: bool = False) -> None:
+    """Log to standard error, with short turn lines if that is a terminal. ``names_process``: several
+    processes write there."""
+    process = "[%(process)d] " if names_process else ""
+    line = f"%(asctime)s %(levelname)s {process}%(name)s %(message)s"
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(formatter(line, is_terminal=sys.stderr.isatty()))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    if level.upper() != "DEBUG":
+        # The HTTP library of the model hub's client logs every request.
+        logging.getLogger("httpx2").setLevel(logging.WARNING)

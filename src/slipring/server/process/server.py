@@ -2,6 +2,9 @@
 
 Stopping takes these steps: close the listeners; let running responses finish within the deadline; send every
 socket an error and close it with 1001; close engines and store.
+
+What a server does with the store beside serving clients: pruning it, announcing this node, and exchanging
+key usage with other nodes.
 """
 
 import asyncio
@@ -27,26 +30,23 @@ from slipring.server.access.content_encryption import open_seal
 from slipring.server.admin.listener import AdminListener
 from slipring.server.admin.live_view import LiveView, ServerSource
 from slipring.server.background.runs import Background
-from slipring.server.clock import now
+from slipring.server.clock import now, shared_now
 from slipring.server.connections.acceptor import Acceptor
 from slipring.server.connections.client_connection import HttpConnection, connection_factory, http_logger
-from slipring.server.connections.file_descriptors import log_reduced_room
+from slipring.server.connections.open_connections import log_reduced_room
 from slipring.server.endpoints.app import build_app
-from slipring.server.observation.loop_lag import LoopLag
 from slipring.server.observation.metrics import Metrics
-from slipring.server.process.draining import drain, print_wait
+from slipring.server.process.event_loop import LoopLag, shorten_switch_interval
 from slipring.server.process.listening_sockets import base_url, bind_shared, listen
 from slipring.server.process.memory_trim import MemoryTrimmer, find_malloc_trim
 from slipring.server.process.process_metrics import resident_bytes
-from slipring.server.process.runtime import shorten_switch_interval
-from slipring.server.process.stop_requests import StopRequest, run_until
+from slipring.server.process.shutdown import StopRequest, drain, print_wait, run_until, shutting_down
 from slipring.server.process.worker_messages import Serving
-from slipring.server.service import Service, shutting_down
-from slipring.server.store_maintenance import StoreMaintenance
+from slipring.server.service import Service
 from slipring.stores.store import Store, open_store
 
 if TYPE_CHECKING:
-    from slipring.server.recording.recorder import Recorder
+    from slipring.server.observation.recorder import Recorder
     from slipring.server.tracing.tracer import Tracer
 
 _TICK_S = 1.0
@@ -295,7 +295,7 @@ def _catalog(config: Config, engine: Engine | None, open_by_name: Callable[[str]
 
 def _open_recorder(service: Service) -> "Recorder":
     """A recorder that observes the turns of a service, not started yet."""
-    from slipring.server.recording.recorder import Recorder
+    from slipring.server.observation.recorder import Recorder
 
     engines = [each.name for each in service.catalog.engines]
     recorder = Recorder(service.config, engines, service.tool_runner.registry.secrets())
@@ -329,3 +329,31 @@ def _entry(model: ModelEntry) -> Entry:
         raise StartupError(f"models.{model.name}.defaults: 'effort' must be one of {known}")
     hosting = next((each for each in get_args(Hosting) if each == model.hosted_tools), None)
     return Entry(model.name, model.engine, model.model, model.aliases, Defaults(**given), hosting)
+
+
+_PRUNE_INTERVAL_S = 60.0
+_EXCHANGE_INTERVAL_S = 1.0
+
+
+class StoreMaintenance:
+    """Maintains the store from ``start`` to ``stop``."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._tasks = PeriodicTasks()
+
+    def start(self) -> None:
+        # Not part of the server's tick, which must not wait for a slow store.
+        self._tasks.start(
+            "exchanging key usage with the store", self._service.sync_keys, _EXCHANGE_INTERVAL_S, at_stop=True
+        )
+        self._tasks.start("pruning the store", self._prune, _PRUNE_INTERVAL_S)
+
+    async def stop(self) -> None:
+        """Stop, after writing the last key usage. Call this when no client is served any more."""
+        await self._tasks.stop()
+
+    async def _prune(self) -> None:
+        """Announce this node, then delete expired rows."""
+        await self._service.peers.announce()
+        await self._service.store.pruning.prune(shared_now)

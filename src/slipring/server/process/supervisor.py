@@ -20,9 +20,8 @@ from slipring.engines.catalog import open_owner
 from slipring.engines.shared_engines import Owner
 from slipring.observation.bounded_labels import BoundedLabels
 from slipring.server.admin.workers_source import WorkersSource
-from slipring.server.process.draining import print_wait
 from slipring.server.process.listening_sockets import base_url, reserve
-from slipring.server.process.stop_requests import StopRequest, run_until
+from slipring.server.process.shutdown import StopRequest, print_wait, run_until
 from slipring.server.process.worker_messages import (
     Assignment,
     Command,

@@ -19,9 +19,10 @@ from slipring.engines.base import Engine
 from slipring.engines.catalog import borrow_engine, open_engine
 from slipring.engines.shared_engines import Borrowed
 from slipring.server.admin.live_view import LiveFeed
-from slipring.server.process.runtime import loop_factory, set_up_logging
+from slipring.server.observation.turn_log import set_up_logging
+from slipring.server.process.event_loop import loop_factory
 from slipring.server.process.server import Server
-from slipring.server.process.stop_requests import IGNORED_SIGNALS, StopRequest, ignore, log_ignored_signals
+from slipring.server.process.shutdown import IGNORED_SIGNALS, StopRequest, ignore, log_ignored_signals
 from slipring.server.process.worker_messages import (
     Assignment,
     Command,

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from typing import ClassVar, cast
 
-from aiohttp import web
+from aiohttp import hdrs, web
 from msgspec import Struct
 
 from slipring.base.aiohttp_internals import StreamedResponse
@@ -26,7 +26,6 @@ from slipring.server.clock import clock, now, unix_time
 from slipring.server.connections.client_connection import connection_of
 from slipring.server.connections.request_bodies import read_body
 from slipring.server.driver import Driver, Exchange, Sink
-from slipring.server.endpoints import replies
 from slipring.server.endpoints.replies import error_reply, json_response
 from slipring.server.observation.ended_turns import EndedTurn, Origin, Transport
 from slipring.server.request_decoding import ReadCreate
@@ -159,7 +158,7 @@ class SseReply(Sink):
         self._stages = stages
         self._limits = service.config.limits
         self._request = request
-        self._stream = StreamedResponse(headers=replies.HEADERS)
+        self._stream = StreamedResponse(headers=HEADERS)
         self._connection = connection_of(request)
         self._writes_chunks = False
         """Whether the headers have been sent, with the first blocks, and the body is chunked. aiohttp writes
@@ -169,7 +168,7 @@ class SseReply(Sink):
             self._limits.send_buffer_bytes,
             abort=self._connection.abort,
             encode=translation.frames,
-            head=replies.no_head,
+            head=no_head,
             on_full=self._connection.queue_grew,
         )
         self._clock = loop.time
@@ -256,9 +255,9 @@ class SseReply(Sink):
         if self._ended.done() and not self._outbox.queued_bytes():
             return run_until_waiting(self._stream.write_eof(blocks))
         if self._writes_chunks:
-            return self._connection.write(replies.chunk(blocks))
+            return self._connection.write(chunk(blocks))
         waiting = run_until_waiting(self._stream.write(blocks))
-        self._writes_chunks = replies.is_chunked(self._stream)
+        self._writes_chunks = is_chunked(self._stream)
         return waiting
 
 
@@ -287,3 +286,25 @@ class _HttpExchange(Exchange):
     def tick(self) -> float | None:
         self.reply.keep_alive()
         return super().tick()
+
+
+HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",
+}
+
+
+def is_chunked(response: web.StreamResponse) -> bool:
+    """Whether the body of a response whose headers have been sent is chunked: not for HTTP/1.0."""
+    return response.headers.get(hdrs.TRANSFER_ENCODING) == "chunked"
+
+
+def no_head(_: int) -> bytes:
+    """What is written before a block: nothing."""
+    return b""
+
+
+def chunk(data: bytes) -> bytes:
+    """Data, which must not be empty, as one chunk of a body."""
+    return b"%x\r\n%b\r\n" % (len(data), data)

@@ -4,6 +4,14 @@ The reader never waits for generation, so it answers pings while a response is g
 silent client: the server calls it about once a second while turns run, and otherwise when the next ping or
 another deadline is due, so an idle connection costs nothing in between. ``connection_limits`` detects clients
 that read or send too slowly.
+
+Whether a GET asks for an upgrade to a WebSocket, and what it is answered if it does not.
+
+``/slipring/echo``: a WebSocket that sends back every message, for conformance suites.
+
+Suites such as Autobahn's ``wstest`` need an echo server. This one uses the settings, framing and closing
+handshake of ``/v1/responses``, so that their results hold for both. It exists only if the setting ``echo`` is
+on.
 """
 
 import asyncio
@@ -17,7 +25,7 @@ from struct import Struct
 from aiohttp import WSCloseCode, WSMessage, WSMsgType, web
 
 from slipring.base.aiohttp_internals import drop_messages, waiting_bytes_of
-from slipring.base.errors import ApiError
+from slipring.base.errors import ApiError, InvalidRequest
 from slipring.config.settings import Config
 from slipring.core.session.actions import Action
 from slipring.server.access.auth import Caller
@@ -29,7 +37,28 @@ from slipring.server.request_decoding import LARGE_BYTES
 from slipring.server.service import Service
 from slipring.server.transports.beta_header import of_socket
 from slipring.server.transports.outbox import Outbox, run_until_waiting
-from slipring.server.transports.websocket_upgrade import require_upgrade
+
+UPGRADE_HEADERS = {"Upgrade": "websocket", "Connection": "Upgrade"}
+"""Of the answer that asks for the upgrade."""
+
+
+class UpgradeRequired(InvalidRequest):
+    """A request without an upgrade to a WebSocket. Clients fall back to HTTP when they get this status."""
+
+    status = 426
+    code = "upgrade_required"
+
+
+def asks_for_upgrade(request: web.Request) -> bool:
+    return request.headers.get("Upgrade", "").lower() == "websocket"
+
+
+def require_upgrade(request: web.Request, others: str = "") -> None:
+    """Raise ``UpgradeRequired`` for a request that does not ask for it. ``others``: what else may be sent to
+    the same path."""
+    if not asks_for_upgrade(request):
+        raise UpgradeRequired(f"This endpoint takes {others}GET with an upgrade to a WebSocket.")
+
 
 CLOSE_TIMEOUT_S = 5.0
 """How long the closing handshake may take, everything that is queued included."""
@@ -314,3 +343,43 @@ async def serve_websocket(service: Service, request: web.Request, caller: Caller
     finally:
         service.sockets -= 1
     return socket
+
+
+ECHO_PATH = "/slipring/echo"
+
+
+async def echo(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
+    """Send back every message until the client disconnects."""
+    require_upgrade(request)
+    socket = new_socket(service.config)
+    service.sockets += 1
+    try:
+        await socket.prepare(request)
+        connection_of(request).become_socket(lambda: 0, lambda code, reason: connection_of(request).abort())
+        await _repeat(request, socket)
+    except OSError:
+        pass  # the client disconnected without reading what it was sent
+    finally:
+        service.sockets -= 1
+    return socket
+
+
+async def _repeat(request: web.Request, socket: web.WebSocketResponse) -> None:
+    while True:
+        message = await socket.receive()
+        connection_of(request).message_received()
+        if message.type is WSMsgType.TEXT and not socket.compress:
+            data = message.data.encode()
+            if (waiting := connection_of(request).write(text_head(len(data)) + data)) is not None:
+                await waiting
+        elif message.type is WSMsgType.TEXT:
+            await socket.send_str(message.data)
+        elif message.type is WSMsgType.BINARY:
+            await socket.send_bytes(message.data)
+        elif message.type is WSMsgType.PING:
+            await socket.pong(message.data)
+        elif message.type is WSMsgType.CLOSE:
+            await answer_close(socket, message.data)
+            return
+        elif message.type is not WSMsgType.PONG:
+            return

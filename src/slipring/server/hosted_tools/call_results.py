@@ -1,4 +1,7 @@
-"""What models and clients read of the result of a call."""
+"""What models and clients read of the result of a call.
+
+What clients get of a call, or a list, that has failed.
+"""
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -9,6 +12,16 @@ from msgspec import Raw
 from slipring.base.errors import InvalidRequest
 from slipring.core.attachments import AttachmentRules
 from slipring.core.hosted_tools import CallOutcome
+from slipring.mcp.failures import (
+    ConnectionLost,
+    HttpRejected,
+    McpFailure,
+    Outcome,
+    ProtocolFailure,
+    RequestRefused,
+    TimedOut,
+    Unreachable,
+)
 from slipring.mcp.protocol.tools import (
     AudioContent,
     ContentBlock,
@@ -19,7 +32,7 @@ from slipring.mcp.protocol.tools import (
     ToolResult,
 )
 from slipring.mcp.redaction import Redaction
-from slipring.protocol.hosted.hosted_items import ToolError
+from slipring.protocol.hosted.hosted_items import CallError, HttpError, ProtocolError, ToolError
 from slipring.protocol.pictures.item_pictures import Picture, described, picture_of
 
 _MOST_IMAGES = 16
@@ -124,3 +137,42 @@ def cut(text: str, most: int) -> str:
     if len(text) <= most:
         return text
     return f"{text[:most]}\n[cut off: {len(text) - most} more characters]"
+
+
+INVALID_ARGUMENTS = -32602
+_REFUSED = -32600
+INTERNAL_ERROR = -32603
+_BAD_GATEWAY, _GATEWAY_TIMEOUT = 502, 504
+
+
+def error_of(failure: McpFailure, most_chars: int) -> CallError:
+    """A failed call as the API shows it. The message has no secrets: the MCP client has removed them."""
+    if isinstance(failure, ProtocolFailure):
+        return ProtocolError(failure.code, cut(failure.message, most_chars))
+    unknown = " Outcome unknown: the call may have run." if failure.outcome is Outcome.UNKNOWN else ""
+    return _error(failure, stated(failure) + unknown)
+
+
+def error_of_list(failure: McpFailure) -> CallError:
+    """A list that could not be fetched, as the API shows it."""
+    return _error(failure, stated(failure))
+
+
+def _error(failure: McpFailure, message: str) -> CallError:
+    if isinstance(failure, HttpRejected):
+        return HttpError(failure.status, message)
+    if isinstance(failure, TimedOut):
+        return HttpError(_GATEWAY_TIMEOUT, message)
+    if isinstance(failure, Unreachable | ConnectionLost):
+        return HttpError(_BAD_GATEWAY, message)
+    if isinstance(failure, ProtocolFailure):
+        return ProtocolError(failure.code, message)
+    return ProtocolError(_REFUSED if isinstance(failure, RequestRefused) else INTERNAL_ERROR, message)
+
+
+def stated(failure: McpFailure) -> str:
+    """A failure as a sentence, without the text of the server, which is not for everybody who may list its
+    tools."""
+    if isinstance(failure, ProtocolFailure):
+        return f"The MCP server answered with error {failure.code}."
+    return f"{failure.message[:1].upper()}{failure.message[1:]}."

@@ -3,15 +3,23 @@
 SIGTERM and SIGINT start a graceful stop; the second of them makes it immediate. SIGHUP starts a graceful stop
 too, but never makes it immediate, and is ignored if it was ignored when the process started, as by nohup.
 SIGUSR1 and SIGUSR2 are logged and otherwise ignored.
+
+How a server drains: nothing new is accepted, and running responses finish within the deadline.
 """
 
 import asyncio
+import contextlib
 import logging
 import signal
-from collections.abc import Coroutine
-from typing import Any
+import sys
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
 
+from slipring.base.errors import ApiError, Unavailable
 from slipring.base.periodic_tasks import cancel_and_wait
+
+if TYPE_CHECKING:
+    from slipring.server.service import Service
 
 log = logging.getLogger("slipring")
 
@@ -89,3 +97,46 @@ async def run_until(
     if has_ended:
         await working
     return has_ended
+
+
+_TICKS_S = 2.0
+"""The deadline is enforced by the tick of the server: so much later, nothing is waited for any more."""
+
+
+async def drain(
+    service: "Service", refusal: ApiError, stop: StopRequest, on_drain: Callable[[int], None] | None = None
+) -> None:
+    """Let running responses and their audits finish, until their deadline or a request to stop at once. Calls
+    ``on_drain`` with the number of responses that it waits for. ``refusal``: what new requests get."""
+    grace_s = service.config.limits.drain_timeout_s
+    for client in list(service.clients):
+        client.wind_down(refusal, grace_s)
+    if on_drain is not None:
+        on_drain(sum(client.in_flight for client in service.clients))
+    await run_until(stop.immediate, _idle(service), timeout_s=grace_s + _TICKS_S)
+
+
+async def _idle(service: "Service") -> None:
+    """Wait until no client is served, and the responses that they have got are audited."""
+    await service.wait_until_idle()
+    await service.audits.wait()
+
+
+def print_wait(stop: StopRequest, responses: int, timeout_s: float) -> None:
+    """Print to standard error, at any log level, why the process does not stop yet."""
+    if not responses or not timeout_s or stop.immediate.is_set():
+        return
+    noun = "response" if responses == 1 else "responses"
+    start = "\r" if sys.stderr.isatty() else ""  # over the terminal's echo of Ctrl-C
+    with contextlib.suppress(OSError):  # the terminal may be closed
+        print(
+            f"{start}slipring: waiting for {responses} running {noun}, up to {timeout_s:g} s;"
+            f" {stop.hint} to stop at once",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def shutting_down() -> ApiError:
+    """The error that clients get when the server stops."""
+    return Unavailable("The server is shutting down. Connect again.", code="server_shutting_down")

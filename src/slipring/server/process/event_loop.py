@@ -6,6 +6,7 @@ kept the loop busy: all connections waited that long.
 """
 
 import asyncio
+import sys
 from collections.abc import Callable
 
 _INTERVAL_S, _REST_INTERVAL_S = 0.25, 1.0
@@ -47,3 +48,21 @@ class LoopLag:
         rest_s = _INTERVAL_S if self._is_busy() else _REST_INTERVAL_S - at % _REST_INTERVAL_S
         self._due = at + rest_s
         self._timer = loop.call_at(self._due, self._measure, loop)
+
+
+def loop_factory() -> "type[asyncio.AbstractEventLoop] | None":
+    """uvloop, or None for asyncio's default."""
+    try:
+        import uvloop
+    except ImportError:  # not available on every platform, and not required
+        return None
+    return uvloop.Loop
+
+
+_SWITCH_INTERVAL_S = 0.0005
+
+
+def shorten_switch_interval() -> None:
+    """Let the event loop run soon while threads compute. It releases the interpreter lock with every system
+    call, and would wait up to 5 ms, Python's default switch interval, to get it back."""
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)

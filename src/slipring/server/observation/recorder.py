@@ -1,25 +1,116 @@
-"""Sorts ended turns into recordings: which file a turn belongs to, and which turn it continues.
+"""The files of recordings: readable by their owner only, limited in size and in number.
+
+Sorts ended turns into recordings: which file a turn belongs to, and which turn it continues.
 
 A file holds one loop: a conversation with its forks, and what else came over the same connections or with the
 same ``prompt_cache_key``. A client that sends its whole history is recorded like one that sends a
 ``previous_response_id``: the history is recognised by its content, and only what is new is written.
+
+The recorder: takes ended turns from the event loop and writes them in a thread.
+
+Handing a turn over costs the event loop a few references. If the thread does not keep up, or a file or the
+directory is full, turns are dropped and counted; no turn waits for a recording.
 """
 
+import asyncio
+import logging
+import os
+import queue
+import stat
+import threading
+import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from datetime import UTC, datetime
 from hashlib import sha256
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import msgspec
 from msgspec import UNSET, Struct
 
+from slipring import __version__
+from slipring.base.errors import StartupError
 from slipring.base.recording_format import Answer, Header, RecordedTurn
+from slipring.config.settings import Config, split_api_key
 from slipring.protocol.item_digests import content_digest
 from slipring.protocol.items import Item
 from slipring.protocol.requests import CreateRequest
-from slipring.server.observation.ended_turns import EndedTurn, TurnContent
-from slipring.server.recording.recording_file import NotRecorded, RecordingDirectory, RecordingFile, utc_text
-from slipring.server.recording.secret_removal import SecretRemoval
+from slipring.server.observation.ended_turns import EndedTurn, RecordingCounts, TurnContent
+from slipring.server.observation.secret_removal import SecretRemoval
+
+SUFFIX = ".jsonl"
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
+
+
+class NotRecorded(Exception):
+    """A turn has no place in a recording. The text says why."""
+
+
+class RecordingDirectory:
+    """The directory that the files are created in. Several processes may share it."""
+
+    def __init__(self, path: Path, *, max_files: int, max_file_bytes: int) -> None:
+        self.path = path
+        self._max_files = max_files
+        self._max_file_bytes = max_file_bytes
+        self._created = 0
+
+    def prepare(self) -> None:
+        """Create the directory. Raises ``StartupError`` if it cannot be used or others can read it."""
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            mode = self.path.stat().st_mode
+            usable = os.access(self.path, os.R_OK | os.W_OK | os.X_OK)
+        except OSError as error:
+            raise StartupError(f"--record {self.path}: {error.strerror or error}") from None
+        if not usable:
+            raise StartupError(f"--record {self.path}: files cannot be created there")
+        if os.name == "posix" and mode & _OTHERS:
+            raise StartupError(
+                f"--record {self.path}: recordings hold content, and other users have access to this"
+                f" directory (chmod 700 {self.path})"
+            )
+
+    def create(self, begun_at: float) -> "RecordingFile":
+        """Create a file. Raises ``NotRecorded`` and ``OSError``."""
+        if sum(name.endswith(SUFFIX) for name in os.listdir(self.path)) >= self._max_files:
+            raise NotRecorded("there are record_files recordings already")
+        when = datetime.fromtimestamp(begun_at, UTC).strftime("%Y%m%dT%H%M%SZ")
+        self._created += 1
+        path = self.path / f"{when}-{os.getpid()}-{self._created}{SUFFIX}"
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_FOLLOW, 0o600))
+        return RecordingFile(path, begun_at, self._max_file_bytes)
+
+
+class RecordingFile:
+    """One file. It is opened for each line, so that any number of files can be written to."""
+
+    def __init__(self, path: Path, begun_at: float, max_bytes: int) -> None:
+        self.path = path
+        self.begun_at = begun_at
+        """Unix time of the arrival of its first turn."""
+        self.turns = 0
+        self.is_full = False
+        self._max_bytes = max_bytes
+        self._bytes = 0
+
+    def append(self, line: bytes) -> None:
+        """Write a line. Raises ``NotRecorded`` if it does not fit any more, and ``OSError``."""
+        line += b"\n"
+        if self.is_full or self._bytes + len(line) > self._max_bytes:
+            self.is_full = True
+            raise NotRecorded("its recording has record_file_bytes already")
+        with os.fdopen(os.open(self.path, os.O_WRONLY | os.O_APPEND | _NO_FOLLOW), "ab") as file:
+            file.write(line)
+        self._bytes += len(line)
+
+
+def utc_text(seconds: float) -> str:
+    """A Unix time as in 2026-11-15T12:00:00.000Z."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{int(seconds * 1000) % 1000:03}Z"
+
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -229,3 +320,104 @@ def _changed(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
 
 def _ms(seconds: float) -> float:
     return round(seconds * 1000, 3)
+
+
+log = logging.getLogger("slipring")
+
+_CLOSE_S = 10.0
+"""How long a stopping server waits until what was handed over has been written."""
+
+
+class Recorder:
+    """Records the turns of chosen tenants. Owns the thread that writes."""
+
+    def __init__(self, config: Config, engines: list[str], secrets: Iterable[str] = ()) -> None:
+        """``secrets`` are removed from what is recorded, as API keys are."""
+        limits = config.limits
+        self._tenants: Collection[str] = frozenset(config.record_tenant)
+        self._directory = RecordingDirectory(
+            Path(config.record), max_files=limits.record_files, max_file_bytes=limits.record_file_bytes
+        )
+        self._removal = SecretRemoval([*(split_api_key(entry)[1] for entry in config.api_key), *secrets])
+        self._engines = engines
+        self._max_queued_bytes = limits.record_queue_bytes
+        self._loops: dict[str, RecordedLoops] = {}
+        self._turns: queue.SimpleQueue[CapturedTurn | None] = queue.SimpleQueue()
+        self._queued_bytes = 0
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="slipring-recorder", daemon=True)
+        self._has_failed = self._has_warned = self._is_closed = False
+        self.counts = RecordingCounts()
+
+    def start(self) -> None:
+        """Raises ``StartupError`` if the directory cannot be used."""
+        self._directory.prepare()
+        self._thread.start()
+
+    def observe(self, ended: EndedTurn, content: TurnContent | None) -> None:
+        """Take a turn that has ended, if it is to be recorded."""
+        if content is None or (self._tenants and ended.caller.tenant not in self._tenants):
+            return
+        captured = CapturedTurn(ended, content)
+        with self._lock:
+            has_room = self._queued_bytes + captured.size_bytes <= self._max_queued_bytes
+            if has_room and not self._is_closed:
+                self._queued_bytes += captured.size_bytes
+                self._turns.put(captured)
+                return
+        self._drop("it cannot be written fast enough" if not has_room else "the recorder was stopped")
+
+    async def close(self) -> None:
+        """Write what has been handed over, within a time limit, and stop."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+        self._turns.put(None)
+        if self._thread.is_alive():
+            await asyncio.to_thread(self._thread.join, _CLOSE_S)
+        if self.counts.dropped:
+            log.warning("%d turns were not recorded, %d were", self.counts.dropped, self.counts.written)
+
+    def _run(self) -> None:
+        while (captured := self._turns.get()) is not None:
+            self._write(captured)
+            with self._lock:
+                self._queued_bytes -= captured.size_bytes
+
+    def _write(self, captured: CapturedTurn) -> None:
+        if self._has_failed:
+            self._drop("an earlier one could not be written")
+            return
+        try:
+            self._loops_of(captured.ended.caller.tenant).write(captured)
+        except NotRecorded as refusal:
+            self._drop(str(refusal))
+        except OSError as error:
+            self._has_failed = True
+            self._drop(f"{self._directory.path}: {error.strerror or error}")
+        except Exception:
+            log.exception("a turn could not be recorded")
+            self._drop("of the error above")
+        else:
+            self.counts.written += 1
+
+    def _loops_of(self, tenant: str) -> RecordedLoops:
+        loops = self._loops.get(tenant)
+        if loops is None:
+            loops = self._loops[tenant] = RecordedLoops(
+                tenant,
+                self._directory,
+                self._removal,
+                server=f"slipring {__version__}",
+                engines=self._engines,
+            )
+        return loops
+
+    def _drop(self, reason: str) -> None:
+        """Count a turn that is not recorded; the first time, say why."""
+        with self._lock:
+            self.counts.dropped += 1
+            warns, self._has_warned = not self._has_warned, True
+        if warns:
+            log.warning("a turn is not recorded, because %s; further ones are only counted", reason)
