@@ -39,7 +39,7 @@ THEIRS = {
 ELSEWHERE = {
     "--config": "src/slipring/config/settings.py",
     "--tenant": "src/slipring/commands/keys.py",
-    "SLIPRING_AFFINITY_SECRET": "src/slipring/engines/remote/affinity.py",
+    "SLIPRING_AFFINITY_SECRET": "src/slipring/engines/remote/replica_affinity.py",
 }
 FLAGS = {
     *(each.flag for each in SETTINGS),

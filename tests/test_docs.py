@@ -31,8 +31,8 @@ from slipring.engines.responses import options as responses
 from slipring.engines.simulated.options import SimulatedOptions
 from slipring.engines.simulated.script import read_script
 from slipring.engines.tokens import server_options
+from slipring.engines.tokens.server_options import VllmOptions
 from slipring.engines.tokens.template_choice import NAMES
-from slipring.engines.vllm.engine import VllmOptions
 from slipring.prompts import fallback_reasons
 from slipring.protocol.turn_report import Mark, StageName, TurnReport
 from slipring.safety.sources.catalog import open_source

@@ -24,8 +24,7 @@ from slipring.engines.chat.options import ChatOptions
 from slipring.engines.llama.options import LlamaOptions
 from slipring.engines.responses.options import ResponsesOptions
 from slipring.engines.simulated.options import SimulatedOptions
-from slipring.engines.tokens.server_options import TokenServerOptions
-from slipring.engines.vllm.engine import VllmOptions
+from slipring.engines.tokens.server_options import TokenServerOptions, VllmOptions
 from slipring.observation.metric_table import METRICS
 from slipring.protocol import events
 

@@ -60,13 +60,13 @@ def _chat(rest: str) -> Engine:
 
 
 def _vllm(rest: str) -> Engine:
-    from slipring.engines.vllm.engine import VllmEngine
+    from slipring.engines.tokens.vllm import VllmEngine
 
     return VllmEngine.from_options(rest)
 
 
 def _sglang(rest: str) -> Engine:
-    from slipring.engines.sglang.engine import SglangEngine
+    from slipring.engines.tokens.sglang import SglangEngine
 
     return SglangEngine.from_options(rest)
 

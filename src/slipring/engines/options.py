@@ -3,12 +3,17 @@
 An option is a field made by ``option``, with its type, default, least value or choices, and a sentence for
 the reference.
 Errors are ``StartupError`` with one line.
+
+The options that say how contexts are written for a model.
+
+They are declared apart from what reads them, so that the simulated engine has them without the packages that
+tokenize: it serves from an installation without extras.
 """
 
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
 from slipring.base.errors import StartupError, suggestion
@@ -105,3 +110,37 @@ def _convert(kind: str, field: "dataclasses.Field[Any]", value: str) -> object:
 
 def _shown(default: object) -> str:
     return str(default).lower().removesuffix(".0") or "none"
+
+
+TEMPLATE, KEEP = "template", "keep"
+
+
+class RenderingOptions(Protocol):
+    """What the options of every token engine have."""
+
+    @property
+    def dialect(self) -> str: ...
+
+    @property
+    def thinking(self) -> str: ...
+
+    @property
+    def variables(self) -> str: ...
+
+
+def dialect_option() -> Any:
+    return option(
+        "", "how contexts are written: template, or a format's name; empty: in the model's own format"
+    )
+
+
+def thinking_option() -> Any:
+    return option(
+        TEMPLATE,
+        "thoughts of earlier turns when the user speaks: template (as the model's template says) or keep",
+        choices=(TEMPLATE, KEEP),
+    )
+
+
+def variables_option() -> Any:
+    return option("", "further variables of the model's template, as in `name:value;name:value`")

@@ -31,9 +31,8 @@ from slipring.core.generation import (
 from slipring.engines.catalog import open_engine
 from slipring.engines.chat.answer import ChatAnswer
 from slipring.engines.chat.engine import ChatEngine
-from slipring.engines.chat.messages import Writer
 from slipring.engines.chat.options import ChatOptions, read_options
-from slipring.engines.chat.request_body import EMPTY, Request, Written, toolbox, write_request
+from slipring.engines.chat.request_body import EMPTY, Request, Writer, Written, toolbox, write_request
 from slipring.engines.chat.returned_fields import Details
 from slipring.engines.remote.retries_and_breaker import Retryable
 from slipring.protocol.items import CALL_OF_OUTPUT, Item, short_id

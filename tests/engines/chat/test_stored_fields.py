@@ -9,17 +9,16 @@ from typing import Any
 import pytest
 
 from slipring.core.chain.head import Head
-from slipring.engines.chat.messages import Writer
 from slipring.engines.chat.options import ChatOptions
-from slipring.engines.chat.request_body import EMPTY, Written
+from slipring.engines.chat.request_body import EMPTY, Writer, Written
 from slipring.engines.chat.returned_fields import (
     KeptFields,
+    PositionCodec,
     ReturnedAnswer,
     ReturnedFields,
     StoredFields,
     linked,
 )
-from slipring.engines.chat.stored_fields import PositionCodec
 from tests.engines.fakes.chat import FakeChatServer, Send
 from tests.harness import WEATHER, Running, serve
 

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal
 
 from aiohttp import web
 
-from slipring.engines.sglang.engine import SglangEngine
+from slipring.engines.tokens.sglang import SglangEngine
 from tests.engines.fakes.server import Refuse, Stop
 from tests.engines.fakes.tokens import (
     CONTEXT,

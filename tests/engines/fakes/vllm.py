@@ -10,7 +10,8 @@ from typing import Any
 
 from aiohttp import web
 
-from slipring.engines.vllm.engine import VllmEngine, VllmOptions
+from slipring.engines.tokens.server_options import VllmOptions
+from slipring.engines.tokens.vllm import VllmEngine
 from tests.engines.fakes.server import Refuse, Stop
 from tests.engines.fakes.tokens import CONTEXT, END, TEMPLATE, TOKENIZER, Chunk, FakeTokenServer, decoded
 

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from aiohttp import web
 
-from slipring.engines.vllm.plugin import sessions as vllm_sessions
-from slipring.engines.vllm.plugin.sessions import Limits, Sessions, Turn, TurnRefused
+from slipring.engines.vllm_plugin import sessions as vllm_sessions
+from slipring.engines.vllm_plugin.sessions import Limits, Sessions, Turn, TurnRefused
 from tests.engines.fakes.server import Refuse, Stall, Step, Stop
 from tests.engines.fakes.tokens import Chunk, actions, decoded
 from tests.engines.fakes.vllm import FakeVllm

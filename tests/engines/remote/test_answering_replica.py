@@ -2,7 +2,7 @@
 
 import pytest
 
-from slipring.engines.remote.answering_replica import DEFAULT_HEADERS, Replica, answering_replica, read_names
+from slipring.engines.remote.replica_affinity import DEFAULT_HEADERS, Replica, answering_replica, read_names
 
 NAMES = read_names(DEFAULT_HEADERS)
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipring.engines.remote.connection_pool import ConnectionPool
+from slipring.engines.remote.http_client import ConnectionPool
 from slipring.engines.remote.http_connection import Answer, Connection
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 import uvloop
 
-from slipring.engines.remote import connection_pool
-from slipring.engines.remote.connection_pool import ConnectionPool, header_lines, proxy_of
-from slipring.engines.remote.http_client import HttpClient
-from slipring.engines.remote.http_failures import CannotConnect, Unreachable
+from slipring.engines.remote import http_client
+from slipring.engines.remote.http_client import ConnectionPool, HttpClient, header_lines, proxy_of
+from slipring.engines.remote.http_connection import CannotConnect, Unreachable
 from tests.base.test_connection_failures import TODAY, certificate
 from tests.engines.remote.test_http_client import Collected, Taking, any_silence, asked_for, raw_server
 from tests.engines.remote.test_http_connection import CHUNKED, REQUEST, answering, ask, pool_to, pushed, whole
@@ -158,7 +157,7 @@ async def test_a_kept_connection_that_the_server_closes_with_a_request_is_replac
 
 async def test_a_client_that_closes_ends_what_runs_and_what_connects(monkeypatch: pytest.MonkeyPatch) -> None:
     begun, goes_on = asyncio.Event(), asyncio.Event()
-    connect = connection_pool._connect
+    connect = http_client._connect
 
     async def late(host: str, port: int) -> socket.socket:
         begun.set()
@@ -171,7 +170,7 @@ async def test_a_client_that_closes_ends_what_runs_and_what_connects(monkeypatch
         collected = Collected()
         streaming = asyncio.create_task(client.stream("/x", [b"{}"], None, collected, idle_s=any_silence))
         await until(lambda: bool(collected.batches))
-        monkeypatch.setattr(connection_pool, "_connect", late)
+        monkeypatch.setattr(http_client, "_connect", late)
         querying = asyncio.create_task(client.query("/x"))
         await begun.wait()
         (pool,) = client._pools.values()
@@ -246,7 +245,7 @@ async def test_a_request_that_is_cancelled_at_any_wait_leaves_no_socket(
     body = b"data: 1\n\ndata: [DONE]\n\n" if is_stream else b"{}"
     chunks = [b"%x\r\n%s\r\n" % (len(each), each) for each in (body[:1], body[1:])]
     sockets = Sockets()
-    monkeypatch.setattr(connection_pool, "socket", sockets)
+    monkeypatch.setattr(http_client, "socket", sockets)
     async with raw_server(answering(CHUNKED, *chunks, b"0\r\n\r\n")) as url, asyncio.timeout(300):
         for step in range(1, 50):
             async with HttpClient(url, {}) as client:
@@ -276,11 +275,11 @@ def tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ssl.SSLCont
     """What a server at 127.0.0.1 begins TLS with, by an authority that the environment names."""
     own, authority = certificate(tmp_path, **TODAY, signed=True)
     monkeypatch.setenv("SSL_CERT_FILE", str(authority))
-    connection_pool._tls_context.cache_clear()
+    http_client._tls_context.cache_clear()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(own)
     yield context
-    connection_pool._tls_context.cache_clear()
+    http_client._tls_context.cache_clear()
 
 
 async def _relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -342,7 +341,7 @@ async def test_a_server_that_is_not_trusted_is_no_connection(
     tls: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SSL_CERT_FILE")
-    connection_pool._tls_context.cache_clear()
+    http_client._tls_context.cache_clear()
     server = await asyncio.start_server(_relay, "127.0.0.1", 0, ssl=tls)
     pool = ConnectionPool(f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}", None, 30.0, keeps=True)
     with pytest.raises(CannotConnect) as refused:
@@ -397,8 +396,8 @@ async def test_an_address_that_connects_when_the_wait_is_cancelled_is_closed(
         await goes_on.wait()
         return ours
 
-    monkeypatch.setattr(connection_pool, "_connect_to", connect)
-    connecting = asyncio.create_task(connection_pool._connect("127.0.0.1", 9))
+    monkeypatch.setattr(http_client, "_connect_to", connect)
+    connecting = asyncio.create_task(http_client._connect("127.0.0.1", 9))
     await until(lambda: bool(goes_on._waiters))
     goes_on.set()
     await asyncio.sleep(0)  # connected; what waits for it has not resumed

@@ -12,12 +12,11 @@ import pytest
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from slipring.engines.remote.connection_pool import proxy_of
-from slipring.engines.remote.http_client import HttpClient, spliced
-from slipring.engines.remote.http_connection import Payloads
-from slipring.engines.remote.http_failures import (
+from slipring.engines.remote.http_client import HttpClient, proxy_of, spliced
+from slipring.engines.remote.http_connection import (
     BadStatus,
     HttpFailure,
+    Payloads,
     RedirectedElsewhere,
     TimedOut,
     Unreachable,

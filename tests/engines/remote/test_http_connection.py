@@ -8,10 +8,9 @@ from http.client import HTTPException
 
 import pytest
 
-from slipring.engines.remote import connection_pool
-from slipring.engines.remote.connection_pool import ConnectionPool, header_lines
-from slipring.engines.remote.http_connection import Answer, Connection
-from slipring.engines.remote.http_failures import CannotConnect
+from slipring.engines.remote import http_client
+from slipring.engines.remote.http_client import ConnectionPool, header_lines
+from slipring.engines.remote.http_connection import Answer, CannotConnect, Connection
 from tests.server.raw import until
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -231,7 +230,7 @@ async def test_a_body_that_is_not_read_slows_its_server_down() -> None:
 async def test_a_connection_that_was_idle_for_long_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     async with pool_to(answering(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")) as (pool, accepted):
         await whole(await ask(pool))
-        monkeypatch.setattr(connection_pool, "_IDLE_S", -1.0)
+        monkeypatch.setattr(http_client, "_IDLE_S", -1.0)
         await whole(await ask(pool))
         assert accepted == [0, 1]
         pool._sweep()
@@ -242,7 +241,7 @@ async def test_the_next_address_of_a_host_is_tried_if_one_does_not_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with pool_to(answering(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")) as (pool, _):
-        connect_to = connection_pool._connect_to
+        connect_to = http_client._connect_to
         tried: list[object] = []
 
         async def fake_resolver(*_: object, **__: object) -> list[object]:
@@ -257,8 +256,8 @@ async def test_the_next_address_of_a_host_is_tried_if_one_does_not_answer(
             return await connect_to(family, address)
 
         monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", fake_resolver)
-        monkeypatch.setattr(connection_pool, "_connect_to", connect)
-        monkeypatch.setattr(connection_pool, "_STAGGER_S", 0.01)
+        monkeypatch.setattr(http_client, "_connect_to", connect)
+        monkeypatch.setattr(http_client, "_STAGGER_S", 0.01)
         assert await whole(await ask(pool)) == b""
         assert tried == ["dead", "127.0.0.1"]
 

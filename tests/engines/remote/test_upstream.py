@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from slipring.base.errors import InvalidRequest, RateLimited, ServerError, StartupError
-from slipring.engines.remote.http_failures import BadStatus, TimedOut, Unreachable, Unreadable
+from slipring.engines.remote.http_connection import BadStatus, TimedOut, Unreachable, Unreadable
 from slipring.engines.remote.retries_and_breaker import Retryable
 from slipring.engines.remote.upstream import Upstream, UpstreamOptions
 from slipring.engines.remote.upstream_errors import refusal, startup_errors, without_secret

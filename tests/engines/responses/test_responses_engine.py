@@ -19,7 +19,7 @@ from slipring.engines.base import Engine
 from slipring.engines.catalog import Catalog, Entry
 from slipring.engines.responses.engine import ResponsesEngine
 from slipring.engines.responses.options import ResponsesOptions, read_options
-from slipring.engines.responses.socket_pool import _SILENCE_S
+from slipring.engines.responses.sockets import _SILENCE_S
 from slipring.protocol.items import user_message
 from slipring.protocol.tools import Offer
 from slipring.server.process.server import Server
@@ -54,7 +54,7 @@ WORDS = (
 @pytest.fixture(autouse=True)
 def only_kept_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pool closes sockets that no response needs when a second begins: here, only in tests of that."""
-    monkeypatch.setattr("slipring.engines.responses.socket_pool._TICK_S", 1e9)
+    monkeypatch.setattr("slipring.engines.responses.sockets._TICK_S", 1e9)
 
 
 def running(
@@ -100,7 +100,7 @@ async def lost(server: Running) -> None:
 @pytest.fixture
 def untended(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sockets on which no response can be continued stay open, however long the test takes."""
-    monkeypatch.setattr("slipring.engines.responses.socket_pool._TICK_S", 1e9)
+    monkeypatch.setattr("slipring.engines.responses.sockets._TICK_S", 1e9)
 
 
 # What is sent.
@@ -454,7 +454,7 @@ async def test_at_max_sockets_the_one_idle_longest_is_closed() -> None:
 
 
 async def test_idle_sockets_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slipring.engines.responses.socket_pool._TICK_S", 0.01)
+    monkeypatch.setattr("slipring.engines.responses.sockets._TICK_S", 0.01)
     async with running(socket_idle_s=0.05) as (fake, server), server.connect() as socket:
         first = await socket.response(**ASK)
         await asyncio.wait_for(fake.peers[0].is_closed.wait(), 300)
@@ -462,7 +462,7 @@ async def test_idle_sockets_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_sockets_without_a_response_to_continue_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slipring.engines.responses.socket_pool._TICK_S", 0.01)
+    monkeypatch.setattr("slipring.engines.responses.sockets._TICK_S", 0.01)
     async with running() as (fake, server):
         async with server.connect() as socket:
             await socket.response(**ASK)
@@ -492,7 +492,7 @@ async def test_tenants_share_no_sockets() -> None:
 async def test_a_tenant_with_many_sockets_has_further_chains_share_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("slipring.engines.responses.socket_pool._OWN_SOCKETS", 2)
+    monkeypatch.setattr("slipring.engines.responses.sockets._OWN_SOCKETS", 2)
     async with running() as (fake, server), server.connect() as socket:
         chains = [await socket.response(**ASK, stream_id=f"c{number}") for number in range(5)]
         assert [len(peer.creates) for peer in fake.peers] == [3, 2]
@@ -503,7 +503,7 @@ async def test_a_tenant_with_many_sockets_has_further_chains_share_them(
 
 
 async def test_without_lanes_chains_share_no_socket(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slipring.engines.responses.socket_pool._OWN_SOCKETS", 1)
+    monkeypatch.setattr("slipring.engines.responses.sockets._OWN_SOCKETS", 1)
     async with running(lanes=False) as (fake, server), server.connect() as socket:
         for number in range(2):
             await socket.response(**ASK, stream_id=f"c{number}")
@@ -513,7 +513,7 @@ async def test_without_lanes_chains_share_no_socket(monkeypatch: pytest.MonkeyPa
 async def test_chains_get_their_own_sockets_from_an_upstream_that_ignores_lanes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("slipring.engines.responses.socket_pool._OWN_SOCKETS", 1)
+    monkeypatch.setattr("slipring.engines.responses.sockets._OWN_SOCKETS", 1)
     async with running() as (fake, server), server.connect() as socket:
         fake.names_lanes = False
         for number in range(3):
@@ -533,7 +533,7 @@ async def test_a_reused_socket_that_was_lost_is_replaced() -> None:
 
 
 async def test_silent_sockets_are_pinged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slipring.engines.responses.socket_pool._TICK_S", 0.01)
+    monkeypatch.setattr("slipring.engines.responses.sockets._TICK_S", 0.01)
     async with running() as (fake, server), server.connect() as socket:
         first = await socket.response(**ASK)
         (engine,) = server.service.catalog.engines
@@ -549,13 +549,13 @@ async def test_silent_sockets_are_pinged(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 async def test_sockets_that_do_not_answer_pings_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slipring.engines.responses.socket_pool._TICK_S", 0.01)
-    monkeypatch.setattr("slipring.engines.responses.socket_pool._SILENCE_S", 0.05)
+    monkeypatch.setattr("slipring.engines.responses.sockets._TICK_S", 0.01)
+    monkeypatch.setattr("slipring.engines.responses.sockets._SILENCE_S", 0.05)
     async with running() as (fake, server), server.connect() as socket:
         fake.is_deaf = True
         first = await socket.response(**ASK)
         await asyncio.wait_for(fake.peers[0].is_closed.wait(), 300)
-        monkeypatch.setattr("slipring.engines.responses.socket_pool._SILENCE_S", 3600.0)
+        monkeypatch.setattr("slipring.engines.responses.sockets._SILENCE_S", 3600.0)
         await go_on(socket, first)
         assert len(fake.peers) == 2
 
@@ -816,7 +816,7 @@ async def test_ids_and_thoughts_of_one_upstream_never_reach_another() -> None:
 async def test_a_socket_that_is_closed_is_freed_without_a_garbage_collection(
     ending: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("slipring.engines.responses.socket_pool._TICK_S", 0.01)
+    monkeypatch.setattr("slipring.engines.responses.sockets._TICK_S", 0.01)
     async with running() as (fake, server):
         pool = server.service.catalog.engines[0]._pool
         gc.disable()

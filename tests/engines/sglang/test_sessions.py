@@ -14,9 +14,9 @@ import pytest
 
 from slipring.base.errors import StartupError
 from slipring.engines.remote.retries_and_breaker import Admission
-from slipring.engines.sglang.engine import SglangEngine
 from slipring.engines.tokens import sessions
 from slipring.engines.tokens.sessions import Sessions
+from slipring.engines.tokens.sglang import SglangEngine
 from tests.engines.chains import turns, whole_prompts
 from tests.engines.fakes.server import Call, Garbage, HangUp, Ids, Refuse, Say, Stall, Step, Stop, in_front_of
 from tests.engines.fakes.sglang import FakeSglang

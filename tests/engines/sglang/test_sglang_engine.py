@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from slipring.base.errors import StartupError
-from slipring.engines.sglang.engine import SglangEngine
+from slipring.engines.tokens.sglang import SglangEngine
 from tests.engines.fakes.server import Call, Ids, Say, Stop, started
 from tests.engines.fakes.sglang import FakeSglang
 from tests.engines.fakes.structural_tags import read_tag, schemas_of

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import pytest
 
 from slipring.commands.inspection.verdict import report_of
-from slipring.engines.sglang.engine import _missing_sessions
-from slipring.engines.vllm.plugin.sessions import EngineFacts, Limits, limits_of
+from slipring.engines.tokens.sglang import _missing_sessions
+from slipring.engines.vllm_plugin.sessions import EngineFacts, Limits, limits_of
 from tests.engines.chains import turns
 from tests.engines.fakes.server import Refuse, in_front_of
 from tests.engines.fakes.sglang import FakeSglang

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from slipring.engines.vllm.plugin.scheduler_corrections import mend_scheduler
-from slipring.engines.vllm.plugin.supported_versions import missing_of
+from slipring.engines.vllm_plugin.corrections import mend_scheduler
+from slipring.engines.vllm_plugin.session_versions import missing_of
 from tests.engines.fakes.vllm_scheduler import BLOCK, STOP, Request, Scheduler, StreamingUpdate
 
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from slipring.engines.vllm.plugin.scheduler_corrections import mend_scheduler
-from slipring.engines.vllm.plugin.turn_settings import keep_grammars, keep_outputs, keep_seeds
+from slipring.engines.vllm_plugin.corrections import keep_grammars, keep_outputs, keep_seeds, mend_scheduler
 from tests.engines.fakes import vllm_scheduler
 from tests.engines.fakes.vllm_scheduler import STOP, Constraint, Request, Scheduler, Status
 

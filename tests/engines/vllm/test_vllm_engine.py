@@ -12,7 +12,7 @@ import pytest
 
 from slipring.base.errors import InvalidRequest, StartupError, Unavailable
 from slipring.engines.catalog import KINDS, open_engine
-from slipring.engines.vllm.engine import VllmEngine
+from slipring.engines.tokens.vllm import VllmEngine
 from slipring.prompts.templates.template_renderer import TemplateRenderer
 from tests.engines.fakes.server import Call, Ids, Refuse, Say, Stall, Stop, set_patience, started
 from tests.engines.fakes.structural_tags import read_tag, schemas_of

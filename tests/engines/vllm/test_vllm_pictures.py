@@ -9,8 +9,7 @@ import pytest
 
 from slipring.base.errors import StartupError
 from slipring.commands.inspection.model_source import open_source
-from slipring.engines.vllm.engine import VllmEngine
-from slipring.engines.vllm.pictured_requests import content_parts
+from slipring.engines.tokens.vllm import VllmEngine, content_parts
 from tests.engines.fakes.server import Call, Refuse, Say, Stop
 from tests.engines.fakes.vllm_pictures import (
     PICTURE_TOKENS,

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import pytest
 from starlette.applications import Starlette
 
-from slipring.engines.remote.answering_replica import HEADER, answering_replica
-from slipring.engines.vllm.plugin.replica_header import Replica
-from slipring.engines.vllm.plugin.sessions import (
+from slipring.engines.remote.replica_affinity import HEADER, answering_replica
+from slipring.engines.vllm_plugin.replica_header import Replica
+from slipring.engines.vllm_plugin.sessions import (
     PATH,
     EngineFacts,
     Limits,

@@ -13,7 +13,7 @@ import pytest
 
 from slipring.base.errors import StartupError
 from slipring.engines.tokens import sessions
-from slipring.engines.vllm.engine import VllmEngine
+from slipring.engines.tokens.vllm import VllmEngine
 from tests.engines.chains import turns, whole_prompts
 from tests.engines.fakes.server import Call, Refuse, Say, Stall, Stop, in_front_of
 from tests.engines.fakes.tokens import TOKENIZER, decoded

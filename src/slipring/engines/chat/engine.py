@@ -24,11 +24,10 @@ from slipring.core.generation import (
 from slipring.core.token_estimates import estimated_tokens
 from slipring.engines.base import Level
 from slipring.engines.chat.answer import ChatAnswer, ChatReader
-from slipring.engines.chat.messages import Writer
 from slipring.engines.chat.options import ChatOptions, read_options
-from slipring.engines.chat.request_body import Request, write_request
-from slipring.engines.chat.stored_fields import PositionCodec
-from slipring.engines.remote.http_failures import HttpFailure
+from slipring.engines.chat.request_body import Request, Writer, write_request
+from slipring.engines.chat.returned_fields import PositionCodec
+from slipring.engines.remote.http_connection import HttpFailure
 from slipring.engines.remote.retries_and_breaker import Admission
 from slipring.engines.remote.streamed_answer import CutOff, SteeredCut
 from slipring.engines.remote.upstream import RemoteEngine, Upstream

@@ -11,7 +11,7 @@ from msgspec import Struct
 from slipring.base.errors import ApiError, InvalidRequest, RateLimited, ServerError, Unavailable
 from slipring.core.generation import Settings
 from slipring.engines.remote.http_client import HttpClient
-from slipring.engines.remote.http_failures import (
+from slipring.engines.remote.http_connection import (
     BadStatus,
     ConnectTimedOut,
     HttpFailure,

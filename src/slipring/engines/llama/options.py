@@ -7,9 +7,8 @@ import os
 from dataclasses import dataclass
 
 from slipring.base.errors import StartupError
-from slipring.engines.options import option, read_pairs
+from slipring.engines.options import dialect_option, option, read_pairs, thinking_option, variables_option
 from slipring.engines.remote.server_key import key_of_variable
-from slipring.engines.tokens.rendering_options import dialect_option, thinking_option, variables_option
 
 OWN_TEXT = "ngram-simple"
 """Drafts from the context of the request alone."""

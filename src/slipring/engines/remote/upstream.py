@@ -14,9 +14,9 @@ from slipring.base.errors import ApiError, StartupError
 from slipring.core.generation import Job
 from slipring.engines.base import Engine
 from slipring.engines.options import option
-from slipring.engines.remote.affinity import USUAL_HEADERS, affinity_headers
 from slipring.engines.remote.http_client import Answered, HttpClient
-from slipring.engines.remote.http_failures import HttpFailure
+from slipring.engines.remote.http_connection import HttpFailure
+from slipring.engines.remote.replica_affinity import USUAL_HEADERS, affinity_headers
 from slipring.engines.remote.retries_and_breaker import Admission, AdmissionPolicy
 from slipring.engines.remote.server_key import key_headers
 from slipring.engines.remote.streamed_answer import Consumer, Patience

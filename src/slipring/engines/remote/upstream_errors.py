@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from slipring.base.errors import ApiError, InvalidRequest, NotFound, RateLimited, ServerError, StartupError
 from slipring.base.surrogates import repaired
-from slipring.engines.remote.http_failures import (
+from slipring.engines.remote.http_connection import (
     BadStatus,
     HttpFailure,
     RedirectedElsewhere,

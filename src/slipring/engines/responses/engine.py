@@ -38,8 +38,7 @@ from slipring.engines.responses.options import ResponsesOptions, read_options
 from slipring.engines.responses.positions import KeptStep, Position, PositionCodec, earlier_step, position_of
 from slipring.engines.responses.reported_errors import ContextLost, LanesUnsupported
 from slipring.engines.responses.request_body import count_body, create_body
-from slipring.engines.responses.socket_pool import PATH, Pool, Route
-from slipring.engines.responses.sockets import MOST_FRAME_BYTES
+from slipring.engines.responses.sockets import MOST_FRAME_BYTES, PATH, Pool, Route
 
 log = logging.getLogger("slipring")
 

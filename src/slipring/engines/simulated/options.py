@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 
 from slipring.base.errors import StartupError
-from slipring.engines.options import option, read_pairs
-from slipring.engines.tokens.rendering_options import dialect_option, thinking_option, variables_option
+from slipring.engines.options import dialect_option, option, read_pairs, thinking_option, variables_option
 
 
 @dataclass(frozen=True, slots=True)

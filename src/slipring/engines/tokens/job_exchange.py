@@ -1,31 +1,16 @@
 """How the request of a job is sent to a token server: whole, in a session, or with pictures."""
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from slipring.base.errors import ApiError, InvalidRequest, ServerError, forget_frames
+from slipring.base.errors import ApiError, forget_frames
 from slipring.core.generation import Delta, Emit, Finished, Job
-from slipring.engines.remote.affinity import affinity_key
 from slipring.engines.remote.http_client import Answered
+from slipring.engines.remote.replica_affinity import affinity_key
 from slipring.engines.remote.retries_and_breaker import GatewayFailed, RequestFailed, Retryable
-from slipring.engines.tokens.chain_ends import gone_at_end
-from slipring.engines.tokens.refused_pictures import (
-    Refuses,
-    may_be_refused_for_pictures,
-    naming,
-    new_pictures,
-    refused_picture,
-)
-from slipring.engines.tokens.sessions import Addressed, Lease, Sessions
+from slipring.engines.tokens.sessions import Addressed, Lease, Sessions, gone_at_end
 from slipring.engines.tokens.token_answer import PieceParser, TokenAnswer, TokenReader
 from slipring.prompts.rendering import Rendered
-
-_NAMING_S = 5.0
-"""How long the server is asked which picture it refuses. The time counts as that in which its answer has to
-begin, and a server that does not answer in time counts as failed."""
 
 
 class Request(NamedTuple):
@@ -132,62 +117,3 @@ class SessionExchange(JobExchange):
         if self._lease is not None:
             self._lease.close()
             self._lease = None
-
-
-class PicturedExchange(JobExchange):
-    """Sends a request that takes long to write, because it has pictures: it is written in a thread. Names the
-    pictures that the server should know; sends all of them if it does not."""
-
-    def __init__(
-        self,
-        send: Send,
-        job: Job,
-        write: Write,
-        answer: TokenAnswer,
-        in_thread: Callable[[Callable[[], Any]], Awaitable[Any]],
-        refuses: Refuses,
-        write_lean: Write | None = None,
-    ) -> None:
-        """``write_lean``: writes a request without what the server should know; None if that is nothing.
-        ``refuses``: asks the server which pictures it refuses, if it has refused the request."""
-        super().__init__(send, job, write, answer)
-        self._in_thread = in_thread
-        self._refuses = refuses
-        self._write_lean = write_lean
-        self._lean: Request | None = None
-
-    async def prepare(self) -> None:
-        if self._write_lean is None:
-            self._request = await self._in_thread(self._write)
-        else:
-            self._lean = await self._in_thread(self._write_lean)
-
-    async def attempt(self, emit: Emit, begin: Callable[[], None]) -> None:
-        try:
-            await self._try_requests(emit, begin)
-        except InvalidRequest as error:
-            raise await self._naming_picture(error) from error.__cause__
-
-    async def _try_requests(self, emit: Emit, begin: Callable[[], None]) -> None:
-        if self._lean is not None:
-            lean, self._lean = self._lean, None
-            try:
-                await self.send(lean, emit, begin)
-                return
-            except (InvalidRequest, ServerError):
-                if self._answer.has_begun:
-                    raise
-        if self._request is None:
-            self._request = await self._in_thread(self._write)
-        await super().attempt(emit, begin)
-
-    async def _naming_picture(self, error: InvalidRequest) -> InvalidRequest:
-        """The refusal of a request; of a picture, with its field."""
-        if self._answer.has_begun or not may_be_refused_for_pictures(error):
-            return error
-        new = await self._in_thread(partial(new_pictures, self._job))
-        picture = None
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_NAMING_S):
-                picture = await refused_picture(new, self._refuses)
-        return error if picture is None else naming(error, picture)

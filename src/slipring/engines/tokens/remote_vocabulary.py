@@ -12,7 +12,7 @@ from hashlib import sha256
 from itertools import pairwise
 
 from slipring.base.errors import InvalidRequest, Unavailable
-from slipring.engines.remote.http_failures import HttpFailure
+from slipring.engines.remote.http_connection import HttpFailure
 from slipring.prompts.tokenization.token_budget import UNLIMITED, TokenBudget, TooManyTokens
 from slipring.prompts.tokenization.tokenizer import Vocabulary
 

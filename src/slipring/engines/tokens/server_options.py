@@ -3,10 +3,17 @@
 from dataclasses import dataclass
 from typing import TypeVar
 
-from slipring.engines.options import option, read_address, read_pairs
-from slipring.engines.remote.answering_replica import DEFAULT_HEADERS
+from slipring.engines.options import (
+    dialect_option,
+    option,
+    read_address,
+    read_pairs,
+    thinking_option,
+    variables_option,
+)
+from slipring.engines.remote.replica_affinity import DEFAULT_HEADERS
 from slipring.engines.remote.upstream import UpstreamOptions
-from slipring.engines.tokens.rendering_options import dialect_option, thinking_option, variables_option
+from slipring.engines.scheduling.priorities_and_hints import hints_option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,3 +71,14 @@ def read_options(kind: str, options: type[OptionsT], text: str) -> OptionsT:
     address, pairs = read_address(kind, text, "http://127.0.0.1:8000")
     url = address.url.removesuffix("/v1")
     return options(url=url, query=address.query, **read_pairs(kind, options, pairs))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmOptions(TokenServerOptions):
+    """The options of a vLLM server."""
+
+    report_ends: bool = option(
+        False,
+        "whether slipring reports the end of a chain to Dynamo, with a request for one token and a header",
+    )
+    hints: str = hints_option()

@@ -30,10 +30,9 @@ from slipring.engines.constraints.answer_constraint import Constraint
 from slipring.engines.constraints.answer_requirements import may_be_constrained
 from slipring.engines.constraints.server_support import TRIED_TOKENS, ServerConstraints
 from slipring.engines.job_queue import Ticket
-from slipring.engines.remote.affinity import affinity_key, branch_keys
-from slipring.engines.remote.answering_replica import answering_replica, read_names
 from slipring.engines.remote.http_client import Answered
-from slipring.engines.remote.http_failures import HttpFailure
+from slipring.engines.remote.http_connection import HttpFailure
+from slipring.engines.remote.replica_affinity import affinity_key, answering_replica, branch_keys, read_names
 from slipring.engines.remote.retries_and_breaker import Admission, Retryable
 from slipring.engines.remote.streamed_answer import CutOff
 from slipring.engines.remote.upstream import RemoteEngine, Upstream
@@ -41,13 +40,12 @@ from slipring.engines.remote.upstream_errors import startup_errors
 from slipring.engines.scheduling.loop_schedule import Need, Rules
 from slipring.engines.scheduling.priorities_and_hints import AnswerLengths, goes_on
 from slipring.engines.scheduling.replica_placement import ReplicaSchedules
-from slipring.engines.tokens.chain_ends import ChainEnds, gone_at_end
 from slipring.engines.tokens.job_exchange import JobExchange, Request, SessionExchange
 from slipring.engines.tokens.job_rendering import accepted, count, foresee, position_of, prefetch, render
 from slipring.engines.tokens.model_files import ModelInfo
 from slipring.engines.tokens.sampling import Sampling
 from slipring.engines.tokens.server_options import TokenServerOptions
-from slipring.engines.tokens.sessions import Addressed, Protocol, Sessions
+from slipring.engines.tokens.sessions import Addressed, ChainEnds, Protocol, Sessions, gone_at_end
 from slipring.engines.tokens.template_choice import (
     check_rendering,
     make_renderer,

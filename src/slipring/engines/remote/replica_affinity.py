@@ -1,10 +1,14 @@
-"""Keys and headers by which routers keep a chain on one replica, and salts that separate tenants."""
+"""Keys and headers by which routers keep a chain on one replica, and salts that separate tenants.
+
+Which replica behind a router has answered: by a header of the plugin or of the router.
+"""
 
 import hmac
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 from slipring.core.generation import Job
 
@@ -63,3 +67,43 @@ def _keyed_hash(text: str) -> str:
     keyed = _KEYED.copy()
     keyed.update(text.encode())
     return keyed.hexdigest()[:32]
+
+
+HEADER = "x-slipring-replica"
+"""What slipring's plugin for vLLM adds to all answers: the name of the replica, and the tokens that its KV
+cache holds, as in ``3f9a;kv_tokens=75000``."""
+
+
+_SMG = "x-smg-routed-worker-id"
+
+
+DEFAULT_HEADERS = f"{HEADER};{_SMG}"
+
+
+_KV_TOKENS = "kv_tokens="
+
+
+_LONGEST_NAME = 256
+
+
+class Replica(NamedTuple):
+    """A replica, and how many tokens its KV cache holds, if it says so."""
+
+    name: str
+    kv_tokens: int | None
+
+
+def read_names(option: str) -> list[str]:
+    """The headers that an option lists, in lower case."""
+    return [name.strip().lower() for name in option.split(";") if name.strip()]
+
+
+def answering_replica(headers: Mapping[str, str], names: Sequence[str]) -> Replica | None:
+    """The replica that the first of these headers names which is there; None if there is none."""
+    value = next((value for name in names if (value := headers.get(name, "").strip())), "")
+    name, _, rest = value.partition(";")
+    if not name.strip():
+        return None
+    size = rest.strip().removeprefix(_KV_TOKENS)
+    has_size = rest.strip().startswith(_KV_TOKENS) and size.isdecimal() and len(size) < 16
+    return Replica(name.strip()[:_LONGEST_NAME], int(size) or None if has_size else None)

@@ -1,4 +1,10 @@
-"""The vllm engine: sends token ids to a vLLM server's ``/v1/completions``.
+"""Requests with pictures to a vLLM server.
+
+A server that was started with ``--enable-scale-out`` takes them beside ids, which have one placeholder for
+each picture. It keeps pictures by their names: those of earlier turns are named, and not sent again unless
+the server has dropped them. Any other server takes them by its chat endpoint, which renders all messages.
+
+The vllm engine: sends token ids to a vLLM server's ``/v1/completions``.
 
 Without a local tokenizer of the model the server's ``/tokenize`` is used, only for text that is new.
 
@@ -6,13 +12,13 @@ If the server has loaded the plugin of ``sessions_plugin``, turns of a chain sen
 """
 
 import asyncio
+import hashlib
 import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Raw, Struct, structs
@@ -20,16 +26,18 @@ from msgspec import Raw, Struct, structs
 from slipring.base.errors import InvalidRequest, ServerError, StartupError, Unavailable
 from slipring.base.surrogates import repaired
 from slipring.core.generation import Job, Settings
+from slipring.engines.chat.request_body import EMPTY, Writer, offered_tools, toolbox
 from slipring.engines.constraints.answer_constraint import Constraint
 from slipring.engines.constraints.server_support import takes_tags
-from slipring.engines.options import option
-from slipring.engines.remote.affinity import DYNAMO_FINAL, DYNAMO_SESSION, tenant_salt
-from slipring.engines.remote.http_client import spliced
-from slipring.engines.remote.http_failures import HttpFailure
-from slipring.engines.scheduling.priorities_and_hints import agent_hints, hints_option, urgency
-from slipring.engines.tokens.chain_ends import ChainEnds
-from slipring.engines.tokens.job_exchange import JobExchange, PicturedExchange, Request
+from slipring.engines.grey_square import grey_square_url
+from slipring.engines.remote.http_client import HttpClient, spliced
+from slipring.engines.remote.http_connection import BadStatus, HttpFailure
+from slipring.engines.remote.replica_affinity import DYNAMO_FINAL, DYNAMO_SESSION, tenant_salt
+from slipring.engines.scheduling.priorities_and_hints import agent_hints, urgency
+from slipring.engines.tokens.job_exchange import JobExchange, Request
+from slipring.engines.tokens.job_rendering import data_urls, position_of
 from slipring.engines.tokens.model_files import ModelInfo, read_tokenizer, unnamed_tokenizer
+from slipring.engines.tokens.pictured_requests import PicturedExchange
 from slipring.engines.tokens.remote_vocabulary import (
     MARKS,
     ServerVocabulary,
@@ -37,27 +45,92 @@ from slipring.engines.tokens.remote_vocabulary import (
     split_spellings,
     tokenizer_errors,
 )
-from slipring.engines.tokens.server_options import TokenServerOptions, read_options
-from slipring.engines.tokens.sessions import Addressed, Protocol
+from slipring.engines.tokens.server_options import VllmOptions, read_options
+from slipring.engines.tokens.sessions import Addressed, ChainEnds, Protocol
 from slipring.engines.tokens.template_choice import NoTemplate
 from slipring.engines.tokens.token_answer import Fault, Piece, PieceParser, TokenAnswer, failure, reason_of
 from slipring.engines.tokens.token_server import Offer, Served, TokenServer
-from slipring.engines.vllm.pictured_requests import (
-    BY_CHAT,
-    BY_IDS,
-    RESENT,
-    Way,
-    chat_pieces,
-    content_parts,
-    find_way,
-    known_digests,
-    refuses,
-    sees,
-)
 from slipring.prompts.rendering import Rendered, Renderer
 from slipring.prompts.tokenization.tokenizer import Vocabulary
 from slipring.protocol import wire
 from slipring.protocol.responses import Logprob, TopLogprob
+
+BY_IDS, BY_CHAT = "/inference/v1/generate", "/v1/chat/completions"
+RESENT = "the server takes pictures by its chat endpoint only: all messages are sent again"
+Way = Literal["ids", "chat"]
+_ABSENT = (403, 404, 405, 501)
+"""vLLM 0.32 answers with the first unless it was started with the flag."""
+_REFUSED = (400, 422)
+
+
+async def sees(client: HttpClient, model: str) -> bool:
+    """Whether a server's model takes pictures: whether it tokenizes a message with one."""
+    try:
+        await _tokenize(client, model, [grey_square_url()])
+    except HttpFailure:
+        return False
+    return True
+
+
+async def refuses(client: HttpClient, model: str, urls: Sequence[str]) -> bool:
+    """Whether a server refuses to tokenize a message with these pictures, which it decodes for that."""
+    try:
+        await _tokenize(client, model, urls)
+    except BadStatus as error:
+        return error.status in _REFUSED
+    except HttpFailure:
+        return False
+    return False
+
+
+async def _tokenize(client: HttpClient, model: str, urls: Sequence[str]) -> None:
+    parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    asked = {"model": model, "messages": [{"role": "user", "content": parts}]}
+    await client.query("/tokenize", [await asyncio.to_thread(wire.encode, asked)])
+
+
+async def find_way(client: HttpClient) -> Way:
+    """How a server takes pictures."""
+    try:
+        await client.query(BY_IDS, [b"{}"])
+    except BadStatus as error:
+        return "chat" if error.status in _ABSENT else "ids"
+    except HttpFailure:
+        return "chat"
+    return "ids"
+
+
+def known_digests(job: Job, sent: Rendered) -> frozenset[str]:
+    """Which pictures of a context its parent has."""
+    parent = position_of(job)
+    return frozenset(parent.digests()).intersection(sent.digests()) if parent is not None else frozenset()
+
+
+def content_parts(job: Job, sent: Rendered, salt: str, known: frozenset[str]) -> list[dict[str, Any]]:
+    """The pictures of a context with their data, but for those that are known. Their names differ by tenant:
+    a server that knows a picture answers sooner."""
+    urls = data_urls(job, set(sent.digests()) - known)
+    return [
+        {
+            "type": "image_url",
+            "url": urls.get(digest),
+            "uuid": hashlib.blake2b(f"{salt}{digest}".encode(), digest_size=32).hexdigest(),
+        }
+        for digest in sent.digests()
+    ]
+
+
+def chat_pieces(job: Job, fields: dict[str, Any]) -> list[bytes]:
+    """The body of a request to the chat endpoint. The server's parsers of calls are left out: the answer is
+    read by its ids."""
+    messages = Writer().extend(None, tuple(job.context())).json()
+    if job.head.instructions is not None:
+        messages.insert(0, b'{"role":"system","content":' + bytes(job.head.instructions_json) + b"}")
+    box = toolbox(offered_tools(job.offer), EMPTY)
+    if box.tools:
+        fields = {**fields, "tools": Raw(box.json), "tool_choice": "none"}
+    return spliced(b'{"messages":[', messages, b"]," + wire.encode(fields)[1:])
+
 
 log = logging.getLogger("slipring")
 
@@ -75,17 +148,6 @@ _SESSIONS = "/v1/slipring/sessions"
 _USUAL = ("<s>", "</s>", "<unk>", "<pad>", "<bos>", "<eos>", "<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _BARRED = r"<\|[^<>|\s]{1,60}\|>"
 """How most vocabularies spell control tokens. Text of this form is never tokenized as one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VllmOptions(TokenServerOptions):
-    """The options of a vLLM server."""
-
-    report_ends: bool = option(
-        False,
-        "whether slipring reports the end of a chain to Dynamo, with a request for one token and a header",
-    )
-    hints: str = hints_option()
 
 
 class VllmEngine(TokenServer):

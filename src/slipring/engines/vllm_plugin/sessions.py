@@ -25,9 +25,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from slipring.engines.vllm.plugin.replica_header import Replica, ReplicaHeader
-from slipring.engines.vllm.plugin.scheduler_corrections import PLUGIN
-from slipring.engines.vllm.plugin.supported_versions import fault_of, missing_of
+from slipring.engines.vllm_plugin.corrections import PLUGIN
+from slipring.engines.vllm_plugin.replica_header import Replica, ReplicaHeader
+from slipring.engines.vllm_plugin.session_versions import fault_of, missing_of
 
 log = logging.getLogger("vllm.slipring")
 

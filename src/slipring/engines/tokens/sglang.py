@@ -20,17 +20,17 @@ from slipring.core.generation import Job, Settings
 from slipring.engines.constraints.answer_constraint import Constraint
 from slipring.engines.constraints.server_support import takes_tags
 from slipring.engines.grey_square import grey_square_url
-from slipring.engines.remote.affinity import branch_keys, tenant_salt
 from slipring.engines.remote.http_client import spliced
-from slipring.engines.remote.http_failures import BadStatus, HttpFailure, Unreadable
+from slipring.engines.remote.http_connection import BadStatus, HttpFailure, Unreadable
+from slipring.engines.remote.replica_affinity import branch_keys, tenant_salt
 from slipring.engines.remote.upstream_errors import startup_errors
 from slipring.engines.scheduling.priorities_and_hints import urgency
-from slipring.engines.tokens.chain_ends import ChainEnds
-from slipring.engines.tokens.job_exchange import JobExchange, PicturedExchange, Request
+from slipring.engines.tokens.job_exchange import JobExchange, Request
 from slipring.engines.tokens.job_rendering import data_urls
 from slipring.engines.tokens.model_files import ModelInfo, read_tokenizer, unnamed_tokenizer
+from slipring.engines.tokens.pictured_requests import PicturedExchange
 from slipring.engines.tokens.server_options import TokenServerOptions, read_options
-from slipring.engines.tokens.sessions import Addressed, Mismatch, Protocol
+from slipring.engines.tokens.sessions import Addressed, ChainEnds, Mismatch, Protocol
 from slipring.engines.tokens.token_answer import Fault, Piece, PieceParser, TokenAnswer, failure, reason_of
 from slipring.engines.tokens.token_server import Offer, Served, TokenServer
 from slipring.prompts.rendering import Rendered, Renderer

@@ -1,1 +1,0 @@
-"""The sglang engine: token ids to an SGLang server."""
