@@ -29,7 +29,7 @@ from slipring.commands.bench.client.transports import SseParser
 from slipring.mcp.pool import Pool
 from slipring.mcp.protocol.tools import TextContent
 from slipring.mcp.servers import HttpServer
-from slipring.mcp.transports.public_addresses import Reach
+from slipring.mcp.transports.addresses import Reach
 from slipring.mcp.url_policy import parse_url
 
 sys.path.insert(0, str(Path(__file__).with_name("peers")))

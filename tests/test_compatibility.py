@@ -67,11 +67,12 @@ from slipring.core.session.session import Session
 from slipring.core.turn.turn import Joined
 from slipring.engines.catalog import Catalog, open_engine
 from slipring.engines.constraints.grammar_compiler import IN_THREAD
-from slipring.protocol import events, items, requests, wire
+from slipring.protocol import events, requests, wire
 from slipring.protocol.endpoints.translation import RESPONSES
-from slipring.protocol.hosted.mcp_tools import ListedTool
+from slipring.protocol.items.items import items
 from slipring.protocol.requests import TextFormat
 from slipring.protocol.responses import OutputItem, Response
+from slipring.protocol.tools.mcp_tools import ListedTool
 from slipring.server.access.content_encryption import KeyedSeal
 from tests import late
 from tests.api import Api

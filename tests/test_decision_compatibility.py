@@ -8,7 +8,7 @@ import openai
 import pytest
 from openai.types import decision, decision_create_params
 
-from slipring.protocol.decisions import answers, requests
+from slipring.protocol import decisions
 from tests.harness import serve
 from tests.pictures import PIXEL
 from tests.server.endpoints.test_decisions import ANGER, LATE, TEAM, Json, Oracle, ask, letters
@@ -50,7 +50,7 @@ def test_the_page_names_the_version_of_the_tested_package() -> None:
 
 def test_the_page_lists_every_field() -> None:
     assert keys(decision_create_params.DecisionCreateParams).keys() == FIELDS.keys()
-    assert set(requests.DecisionRequest.__struct_fields__) == FIELDS.keys()
+    assert set(decisions.DecisionRequest.__struct_fields__) == FIELDS.keys()
 
 
 def test_the_page_lists_every_item_and_part() -> None:
@@ -62,7 +62,7 @@ def test_the_page_lists_every_item_and_part() -> None:
                 parts = [each for each in members(keys(item)[field]) if each is not str]
                 known |= types_in(*parts)
     assert known == ITEMS.keys()
-    assert ITEMS.keys() >= requests._ITEM_TYPES
+    assert ITEMS.keys() >= decisions._ITEM_TYPES
 
 
 def test_the_page_lists_every_question_and_its_fields() -> None:
@@ -70,7 +70,7 @@ def test_the_page_lists_every_question_and_its_fields() -> None:
     assert known.keys() == QUESTIONS.keys()
     for name, kind in known.items():
         assert all_keys(kind) - {"type"} == named(QUESTIONS[name])
-    for ours in typing.get_args(requests.Asked):
+    for ours in typing.get_args(decisions.Asked):
         assert set(ours.__struct_fields__) == named(QUESTIONS[ours.__struct_config__.tag])
 
 
@@ -81,7 +81,7 @@ def test_the_page_lists_every_answer_and_its_fields() -> None:
     assert known.keys() == ANSWERS.keys()
     for name, kind in known.items():
         assert keys(kind).keys() - {"type"} == named(ANSWERS[name])
-    for ours in typing.get_args(answers.Answer):
+    for ours in typing.get_args(decisions.Answer):
         assert set(ours.__struct_fields__) == named(ANSWERS[ours.__struct_config__.tag])
 
 

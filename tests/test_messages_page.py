@@ -23,11 +23,11 @@ from anthropic.types.beta import (
 from anthropic.types.beta.beta_thinking_config_param import BetaThinkingConfigParam
 from anthropic.types.shared.error_type import ErrorType
 from pydantic import BaseModel
+from slipring.protocol.items.items.items import read_input
 
 from slipring.base.errors import ApiError
-from slipring.protocol.items import read_input
-from slipring.protocol.messages import answer, errors, stream
-from slipring.protocol.messages.translation import MessagesTranslation
+from slipring.protocol.messages import answer, errors
+from slipring.protocol.messages.requests import MessagesTranslation
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.wire import encode
 
@@ -209,12 +209,12 @@ def test_a_tool_is_taken_as_the_page_says(name: str) -> None:
 
 
 def test_every_event_and_delta_is_listed() -> None:
-    sent = {event.__struct_config__.tag for event in typing.get_args(stream.MessagesEvent)}
+    sent = {event.__struct_config__.tag for event in typing.get_args(answer.MessagesEvent)}
     section = PAGE.split("## Events", 1)[1].split("\n|", 1)[0]
     assert set(re.findall(r"`(\w+)`", section)) == sent
     deltas = table("delta")
     assert set(deltas) == _types(typing.get_args(BetaRawContentBlockDelta)[0])
-    ours = {delta.__struct_config__.tag for delta in typing.get_args(stream.Delta)}
+    ours = {delta.__struct_config__.tag for delta in typing.get_args(answer.Delta)}
     assert {name for name, row in deltas.items() if row != ["never"]} == ours
 
 

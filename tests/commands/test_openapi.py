@@ -7,12 +7,12 @@ from typing import Any, get_args
 
 import pytest
 from jsonschema import Draft202012Validator
+from slipring.protocol.items.items.items import CARRIED_TYPES, TOOL_SEARCH
 
 from slipring.commands.cli import main
 from slipring.commands.openapi import OPERATIONS, Operation
-from slipring.protocol import client_tools
-from slipring.protocol.hosted.builtin_tools import BuiltinKind
-from slipring.protocol.items import CARRIED_TYPES, TOOL_SEARCH
+from slipring.protocol.tools import client_tools
+from slipring.protocol.tools.tool_types import BuiltinKind
 from slipring.server import peers
 from tests.described import DOCUMENT, check_answer, complaints, validator
 from tests.harness import WEATHER, Running, serve

@@ -15,6 +15,7 @@ from itertools import takewhile
 from typing import Any
 
 from msgspec import Raw, structs
+from slipring.protocol.items.items.items import Item, read_item, user_message
 
 from slipring.base.errors import ApiError, InvalidRequest, ModelNotFound, ServerError
 from slipring.core import attachments
@@ -72,11 +73,10 @@ from slipring.core.turn.stages import Stages
 from slipring.core.turn.turn import Joined, Turn
 from slipring.protocol import wire
 from slipring.protocol.events import Event
-from slipring.protocol.hosted.hosted_items import CallError, McpApprovalRequest, McpCall, McpListTools
-from slipring.protocol.hosted.mcp_tools import ListedTool, ToolHints
-from slipring.protocol.items import Item, read_item, user_message
+from slipring.protocol.items.hosted_items import CallError, McpApprovalRequest, McpCall, McpListTools
 from slipring.protocol.requests import ResentHistory, read_create
 from slipring.protocol.responses import ReasoningEcho, Response, TextEcho
+from slipring.protocol.tools.mcp_tools import ListedTool, ToolHints
 from tests.wire import NO_TYPES, Order, check_frame
 
 Json = dict[str, Any]

@@ -3,7 +3,7 @@
 from typing import Any
 
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Job
-from slipring.protocol.hosted.hosted_items import CallError
+from slipring.protocol.items.hosted_items import CallError
 from tests.core.connection import Connection, Json, context_of, mcp
 
 HOSTED = [mcp()]

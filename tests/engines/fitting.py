@@ -1,7 +1,7 @@
 """Matches texts against grammars of custom tools."""
 
 from slipring.engines.constraints.grammar_matcher import TextMatcher, compile_grammar
-from slipring.protocol.definitions import Grammar
+from slipring.protocol.tools.grammars_and_schemas import Grammar
 
 STATES = 10_000
 """The default of ``max_grammar_states``."""

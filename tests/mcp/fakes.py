@@ -11,7 +11,7 @@ from aiohttp import web
 from slipring.mcp.limits import McpLimits
 from slipring.mcp.protocol.session import MODERN_VERSION
 from slipring.mcp.servers import HttpServer
-from slipring.mcp.transports.public_addresses import Reach
+from slipring.mcp.transports.addresses import Reach
 from slipring.mcp.url_policy import parse_url
 
 ADD = {

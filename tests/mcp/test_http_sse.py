@@ -8,7 +8,7 @@ from aiohttp import web
 from slipring.mcp.failures import ConnectionLost, HttpRejected, Malformed, Outcome, TimedOut, TooLarge
 from slipring.mcp.pool import Pool
 from slipring.mcp.protocol.tools import TextContent
-from slipring.mcp.transports.public_addresses import Reach
+from slipring.mcp.transports.addresses import Reach
 from tests.loop_clock import LoopClock
 from tests.mcp.fakes import Exchange, FakeServer, FakeSseServer, Reply, at, event, serving, text
 

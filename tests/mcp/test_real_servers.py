@@ -7,7 +7,7 @@ from slipring.mcp.pool import Pool
 from slipring.mcp.protocol.session import ProgressUpdate
 from slipring.mcp.protocol.tools import ImageContent, ResourceLink, TextContent, ToolResult
 from slipring.mcp.servers import HttpServer, McpServer, StdioServer
-from slipring.mcp.transports.public_addresses import Reach
+from slipring.mcp.transports.addresses import Reach
 from slipring.mcp.url_policy import parse_url
 from tests.mcp.real_servers import RealServers, running, sdk
 

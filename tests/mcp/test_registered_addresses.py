@@ -8,8 +8,8 @@ import pytest
 from yarl import URL
 
 from slipring.mcp.failures import Unreachable
-from slipring.mcp.transports import registered_addresses
-from slipring.mcp.transports.registered_addresses import AddressIsRegistered, RegisteredAddresses, canonical
+from slipring.mcp.transports import addresses
+from slipring.mcp.transports.addresses import AddressIsRegistered, RegisteredAddresses, canonical
 
 Answer = list[str] | Exception
 
@@ -40,7 +40,7 @@ def is_reserved(places: RegisteredAddresses, address: str, port: int = 9000) -> 
 
 @pytest.fixture(autouse=True)
 def always_stale(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registered_addresses, "_FRESH_S", -1.0)
+    monkeypatch.setattr(addresses, "_FRESH_S", -1.0)
 
 
 async def test_all_addresses_of_a_name_are_reserved_and_those_that_it_had_before_are_not(
@@ -57,7 +57,7 @@ async def test_all_addresses_of_a_name_are_reserved_and_those_that_it_had_before
 
 
 async def test_names_are_looked_up_once_for_all_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registered_addresses, "_FRESH_S", 60.0)
+    monkeypatch.setattr(addresses, "_FRESH_S", 60.0)
     names = Names(monkeypatch, inside=["192.0.2.1"])
     places = RegisteredAddresses([URL("http://inside:9000/mcp"), URL("http://inside:9000/other")])
     await asyncio.gather(*(places.look_up() for _ in range(3)))

@@ -24,7 +24,7 @@ from slipring.mcp.failures import (
 from slipring.mcp.pool import Pool
 from slipring.mcp.protocol.session import LEGACY_VERSIONS, MODERN_VERSION, ProgressUpdate
 from slipring.mcp.protocol.tools import TextContent
-from slipring.mcp.transports.public_addresses import Reach
+from slipring.mcp.transports.addresses import Reach
 from tests.loop_clock import LoopClock
 from tests.mcp.fakes import ADD, Exchange, FakeServer, Reply, at, error, event, result, serving, text
 

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from msgspec import Raw
+from slipring.protocol.items.items.items import Item
+from slipring.protocol.tools.toolset.toolset import Offer, Toolset
 
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import Carry, ResponseState
@@ -18,9 +20,7 @@ from slipring.prompts.rendering import Body, Preface, Rendered, empty
 from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.prompts.tokenization.token_budget import TokenBudget
 from slipring.prompts.truncation import shorten
-from slipring.protocol.items import Item
 from slipring.protocol.requests import TEXT, TextFormat
-from slipring.protocol.tools import Offer, Toolset
 from tests.core.connection import PLAIN, node
 from tests.prompts.vocabulary import (
     CHATML_CONTROL,

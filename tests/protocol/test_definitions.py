@@ -4,7 +4,7 @@ import pytest
 from msgspec import UNSET, Raw
 
 from slipring.base.errors import InvalidRequest
-from slipring.protocol.definitions import Compilable, Definitions, Grammar, read_grammar
+from slipring.protocol.tools.grammars_and_schemas import Compilable, Definitions, Grammar, read_grammar
 
 
 @pytest.mark.parametrize("format", [b"null", b'{"type":"text"}', b'{"type":"text","x":1}'])

@@ -5,10 +5,7 @@ from typing import Any
 
 import pytest
 from msgspec import UNSET, Raw
-
-from slipring.base.errors import InvalidRequest
-from slipring.protocol import items
-from slipring.protocol.items import (
+from slipring.protocol.items.items.items import (
     CARRIED_TYPES,
     MOST_ITEMS,
     SUPPORTED_TYPES,
@@ -29,6 +26,9 @@ from slipring.protocol.items import (
     user_message,
     with_id,
 )
+
+from slipring.base.errors import InvalidRequest
+from slipring.protocol.items.items import items
 from slipring.protocol.wire import LONG_BYTES
 
 Json = dict[str, Any]

@@ -8,8 +8,8 @@ from msgspec import UNSET, Raw
 
 from slipring.base.errors import InvalidJson, InvalidRequest, InvalidStreamId, UnsupportedParameter
 from slipring.protocol import requests
-from slipring.protocol.definitions import Definitions
 from slipring.protocol.requests import TEXT, CreateRequest, read_create, read_format, read_lane
+from slipring.protocol.tools.grammars_and_schemas import Definitions
 
 RAW = {"input", "tools", "tool_choice", "conversation"}
 

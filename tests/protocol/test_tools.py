@@ -5,11 +5,7 @@ from typing import Any
 
 import pytest
 from msgspec import UNSET, Raw
-
-from slipring.base.errors import InvalidRequest, UnsupportedParameter
-from slipring.protocol import wire
-from slipring.protocol.definitions import MOST_TOOLS, Definitions, Grammar
-from slipring.protocol.tools import (
+from slipring.protocol.tools.toolset.toolset import (
     AUTO,
     NO_TOOLS,
     FunctionTool,
@@ -18,6 +14,11 @@ from slipring.protocol.tools import (
     Toolset,
     merged,
 )
+
+from slipring.base.errors import InvalidRequest, UnsupportedParameter
+from slipring.protocol import wire
+from slipring.protocol.tools.grammars_and_schemas import Definitions, Grammar
+from slipring.protocol.tools.tool_types import MOST_TOOLS
 
 F = {"type": "function", "name": "f", "parameters": {"type": "object"}}
 G = {"type": "function", "name": "g", "parameters": None, "strict": True, "description": "does g"}

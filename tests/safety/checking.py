@@ -7,8 +7,7 @@ from typing import Any
 from slipring.config.tables import CheckEntry
 from slipring.core.checks.policies import Subject
 from slipring.core.tenant_caches import TenantCache
-from slipring.safety.source import Findings
-from slipring.safety.source_calls import RunningCheck
+from slipring.safety.source_calls import Findings, RunningCheck
 from tests.safety.guarding import BAD
 
 

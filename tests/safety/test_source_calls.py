@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from slipring.safety.source import MOST_LATE, Findings, SourceFailed
-from slipring.safety.source_calls import RunningCheck
+from slipring.safety.source_calls import MOST_LATE, Findings, RunningCheck, SourceFailed
 from tests.loop_clock import LoopClock
 from tests.safety.checking import Clock, ControlledSource, running, said
 from tests.safety.guarding import BAD

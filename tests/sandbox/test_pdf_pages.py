@@ -5,7 +5,7 @@ import base64
 import pytest
 
 from slipring.base.errors import InvalidRequest
-from slipring.protocol.pictures.item_pictures import picture_of
+from slipring.protocol.items.item_pictures import picture_of
 from slipring.sandbox import pdf_pages
 from slipring.sandbox.pdf_pages import read_pdf
 from tests.pdfs import pdf, pdf_of

@@ -13,7 +13,7 @@ from aiohttp.test_utils import TestServer
 from slipring.base.errors import InvalidRequest
 from slipring.core.generation import Capabilities
 from slipring.core.limits import Limits
-from slipring.protocol.pictures.item_pictures import pictures
+from slipring.protocol.items.item_pictures import pictures
 from slipring.server import image_fetching
 from slipring.server.image_fetching import ImageFetcher
 from tests.api import Api

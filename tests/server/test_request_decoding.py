@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 from msgspec import Raw
+from slipring.protocol.items.items.items import MOST_ITEMS, MOST_PARTS
+from slipring.protocol.tools.toolset.toolset import ToolChoice
 
 from slipring.base.errors import ApiError
 from slipring.core.betas import NO_BETAS
@@ -15,10 +17,8 @@ from slipring.core.byte_ledger import Ledger
 from slipring.core.chain.resent_history import KnownItems
 from slipring.core.session import client_events
 from slipring.protocol import wire
-from slipring.protocol.definitions import MOST_TOOLS
 from slipring.protocol.endpoints.translation import RESPONSES
-from slipring.protocol.items import MOST_ITEMS, MOST_PARTS
-from slipring.protocol.tools import ToolChoice
+from slipring.protocol.tools.tool_types import MOST_TOOLS
 from slipring.server.request_decoding import RequestDecoder
 from tests.api import Api
 from tests.core.connection import Connection

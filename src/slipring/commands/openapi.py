@@ -16,18 +16,20 @@ from slipring.base.standard_streams import print_encoded
 from slipring.commands.openapi_schemas import EVENT, MESSAGES_EVENT, Schema, components, ref
 from slipring.protocol.chat_completions.completion import ChatChunk, ChatCompletion
 from slipring.protocol.chat_completions.requests import ChatRequest
-from slipring.protocol.decisions.answers import Decision
-from slipring.protocol.decisions.requests import DecisionRequest
-from slipring.protocol.endpoints import conversations, reply_bodies
-from slipring.protocol.endpoints.compact import CompactRequest, Window
-from slipring.protocol.endpoints.conversations import ConversationObject
-from slipring.protocol.endpoints.moderations import ModerationAnswer, ModerationRequest
-from slipring.protocol.endpoints.reply_bodies import ItemPage
+from slipring.protocol.decisions import Decision, DecisionRequest
+from slipring.protocol.endpoints import bodies
+from slipring.protocol.endpoints.bodies import (
+    CompactRequest,
+    ConversationObject,
+    ItemPage,
+    ModerationAnswer,
+    ModerationRequest,
+    Window,
+)
 from slipring.protocol.events import ErrorAnswer
 from slipring.protocol.messages.answer import MessageAnswer
 from slipring.protocol.messages.errors import OVERLOADED, MessagesError
-from slipring.protocol.messages.requests import CountRequest, MessagesRequest
-from slipring.protocol.messages.translation import Counted
+from slipring.protocol.messages.requests import Counted, CountRequest, MessagesRequest
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.responses import Response
 
@@ -100,7 +102,7 @@ OPERATIONS = (
         "/v1/responses/input_tokens",
         "countInputTokens",
         "Count the input tokens of a request.",
-        reply_bodies.InputTokens,
+        bodies.InputTokens,
         CreateRequest,
     ),
     _get(
@@ -116,7 +118,7 @@ OPERATIONS = (
         errors=(400, 404),
         streams=EVENT,
     ),
-    _delete(_RESPONSE, "deleteResponse", "Delete a stored response.", reply_bodies.DeletedResponse),
+    _delete(_RESPONSE, "deleteResponse", "Delete a stored response.", bodies.DeletedResponse),
     _post(
         f"{_RESPONSE}/cancel", "cancelResponse", "Cancel a background response.", Response, errors=(400, 404)
     ),
@@ -133,7 +135,7 @@ OPERATIONS = (
         "createConversation",
         "Create a conversation.",
         ConversationObject,
-        conversations.CreateConversation,
+        bodies.CreateConversation,
         needs_body=False,
         errors=(400, 413, 415),
     ),
@@ -143,14 +145,14 @@ OPERATIONS = (
         "updateConversation",
         "Replace the metadata of a conversation.",
         ConversationObject,
-        conversations.UpdateConversation,
+        bodies.UpdateConversation,
         errors=(400, 404, 413, 415),
     ),
     _delete(
         _CONVERSATION,
         "deleteConversation",
         "Delete a conversation and its items.",
-        reply_bodies.DeletedConversation,
+        bodies.DeletedConversation,
     ),
     _get(
         f"{_CONVERSATION}/items",
@@ -165,7 +167,7 @@ OPERATIONS = (
         "addConversationItems",
         "Add items to a conversation.",
         ItemPage,
-        conversations.AddItems,
+        bodies.AddItems,
         query={"include": _INCLUDE},
         errors=(400, 404, 413, 415),
     ),
@@ -224,29 +226,29 @@ OPERATIONS = (
         "/v1/slipring/turns",
         "listTurns",
         "List timing reports of recent turns on open WebSockets.",
-        reply_bodies.TurnList,
+        bodies.TurnList,
     ),
     _get(
         "/v1/models",
         "listModels",
         "List the models that the API key may use; for Codex, which sends its version, also in its own form.",
-        reply_bodies.ModelList,
+        bodies.ModelList,
         query={"client_version": {"type": "string"}},
     ),
-    _get("/v1/models/{model}", "getModel", "Get one model.", reply_bodies.ModelObject, errors=(404,)),
-    _get("/health", "getHealth", "Get the health of the server.", reply_bodies.Health, is_open=True),
+    _get("/v1/models/{model}", "getModel", "Get one model.", bodies.ModelObject, errors=(404,)),
+    _get("/health", "getHealth", "Get the health of the server.", bodies.Health, is_open=True),
     _get(
         "/ready",
         "getReadiness",
         "Say whether new requests can be served.",
-        reply_bodies.Readiness,
+        bodies.Readiness,
         is_open=True,
     ),
     _get(
         "/ready/store",
         "getStoreReadiness",
         "Say whether new requests can be served and stored.",
-        reply_bodies.Readiness,
+        bodies.Readiness,
         is_open=True,
     ),
 )

@@ -12,49 +12,48 @@ from msgspec import UNSET, Struct, inspect, structs
 
 from slipring.protocol.chat_completions.completion import ChatChunk, ChatCompletion
 from slipring.protocol.chat_completions.history import ChatMessage, Part, Role
-from slipring.protocol.chat_completions.requests import ChatFormat, ChatRequest, LogitBias
-from slipring.protocol.chat_completions.tools import (
+from slipring.protocol.chat_completions.requests import (
+    ChatFormat,
     ChatFunction,
+    ChatRequest,
     ChatTool,
     ChatToolChoice,
     ChatToolName,
     FunctionChoices,
+    LogitBias,
     ToolChoices,
 )
-from slipring.protocol.decisions.answers import Decision
-from slipring.protocol.decisions.requests import (
+from slipring.protocol.decisions import (
     MOST_QUESTIONS,
     ChoiceQuestion,
+    Decision,
     DecisionRequest,
     PredicateQuestion,
     QuestionJson,
     ScoreQuestion,
 )
-from slipring.protocol.endpoints.compact import CompactRequest, Window
-from slipring.protocol.endpoints.conversations import (
+from slipring.protocol.endpoints.bodies import (
     AddItems,
+    CompactRequest,
     ConversationObject,
     CreateConversation,
-    UpdateConversation,
-)
-from slipring.protocol.endpoints.moderations import (
-    ImagePart,
-    Inputs,
-    ModerationAnswer,
-    ModerationRequest,
-    Parts,
-    TextPart,
-)
-from slipring.protocol.endpoints.reply_bodies import (
     DeletedConversation,
     DeletedResponse,
     Health,
+    ImagePart,
+    Inputs,
     InputTokens,
     ItemPage,
     ModelList,
     ModelObject,
+    ModerationAnswer,
+    ModerationRequest,
+    Parts,
     Readiness,
+    TextPart,
     TurnList,
+    UpdateConversation,
+    Window,
 )
 from slipring.protocol.events import (
     AppendFailed,
@@ -64,9 +63,8 @@ from slipring.protocol.events import (
     OutputItemDone,
     SteerRef,
 )
-from slipring.protocol.hosted.hosted_items import ToolError
-from slipring.protocol.hosted.mcp_tools import McpTool
-from slipring.protocol.items import (
+from slipring.protocol.items.hosted_items import ToolError
+from slipring.protocol.items.items.items import (
     CARRIED_TYPES,
     FORMS,
     MOST_ITEMS,
@@ -76,9 +74,10 @@ from slipring.protocol.items import (
     ToolSearchCall,
     ToolSearchOutput,
 )
-from slipring.protocol.messages.answer import AppliedEdits, MessageAnswer
+from slipring.protocol.messages.answer import AppliedEdits, MessageAnswer, MessagesEvent
 from slipring.protocol.messages.content import (
     AssistantBlock,
+    CodeResult,
     ImageBlock,
     InnerContent,
     McpToolResultBlock,
@@ -90,16 +89,8 @@ from slipring.protocol.messages.content import (
     WebSearchToolResultBlock,
 )
 from slipring.protocol.messages.history import SentMessage
-from slipring.protocol.messages.hosted_calls import CodeResult
-from slipring.protocol.messages.requests import (
-    CountRequest,
-    Edit,
-    Edits,
-    MessagesRequest,
-)
-from slipring.protocol.messages.stream import MessagesEvent
+from slipring.protocol.messages.requests import Counted, CountRequest, Edit, Edits, MessagesRequest
 from slipring.protocol.messages.tools import McpServer, MessagesTool
-from slipring.protocol.messages.translation import Counted
 from slipring.protocol.requests import (
     ConversationRef,
     CreateRequest,
@@ -112,7 +103,14 @@ from slipring.protocol.requests import (
     TextConfig,
 )
 from slipring.protocol.responses import OutputItem, OutputTextPart, Response, TextEcho, ToolSearchCallItem
-from slipring.protocol.tools import ChoiceObject, CustomTool, FunctionTool, NamedTool, NamespaceTool
+from slipring.protocol.tools.mcp_tools import McpTool
+from slipring.protocol.tools.toolset.toolset import (
+    ChoiceObject,
+    CustomTool,
+    FunctionTool,
+    NamedTool,
+    NamespaceTool,
+)
 
 Schema = dict[str, Any]
 EVENT = "ServerEvent"

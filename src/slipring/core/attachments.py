@@ -23,8 +23,7 @@ from slipring.core.checks.policies import NO_POLICY, Check, Policy
 from slipring.core.generation import Capabilities
 from slipring.core.limits import Limits
 from slipring.protocol import wire
-from slipring.protocol.items import InputFile, Item, opened_with
-from slipring.protocol.pictures.item_pictures import (
+from slipring.protocol.items.item_pictures import (
     A_FILE,
     ALL_TYPES,
     ELSEWHERE,
@@ -40,7 +39,8 @@ from slipring.protocol.pictures.item_pictures import (
     pictures,
     roles_in,
 )
-from slipring.protocol.pictures.pdf_documents import Document, data_in
+from slipring.protocol.items.items.items import InputFile, Item, opened_with
+from slipring.protocol.items.pdf_documents import Document, data_in
 
 _BLIND = (
     "This model takes text only: it cannot see images. The models that can have 'image' among the"

@@ -31,10 +31,13 @@ from slipring.core.chain.sealed_items import Seal
 from slipring.core.chain.state import Approval, Carry
 from slipring.core.generation import Hosting, UpstreamTools
 from slipring.protocol import wire
-from slipring.protocol.hosted import tool_types
-from slipring.protocol.hosted.builtin_tools import BuiltinKind, SentBuiltin, read_builtins, with_builtins
-from slipring.protocol.hosted.hosted_items import CallError
-from slipring.protocol.hosted.mcp_tools import (
+from slipring.protocol.items.hosted_items import CallError
+from slipring.protocol.items.items.items import Item
+from slipring.protocol.requests import CreateRequest
+from slipring.protocol.responses import McpApprovalRequestItem
+from slipring.protocol.tools import tool_types
+from slipring.protocol.tools.builtin_tools import SentBuiltin, read_builtins, with_builtins
+from slipring.protocol.tools.mcp_tools import (
     ListedTool,
     McpTool,
     ToolFilter,
@@ -44,9 +47,7 @@ from slipring.protocol.hosted.mcp_tools import (
     respelled,
     with_servers,
 )
-from slipring.protocol.items import Item
-from slipring.protocol.requests import CreateRequest
-from slipring.protocol.responses import McpApprovalRequestItem
+from slipring.protocol.tools.tool_types import BuiltinKind
 from slipring.protocol.wire import given
 
 

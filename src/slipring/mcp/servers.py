@@ -10,9 +10,7 @@ from yarl import URL
 
 from slipring.mcp.failures import RequestRefused
 from slipring.mcp.limits import DEFAULT_LIMITS, McpLimits
-from slipring.mcp.transports.public_addresses import (
-    Reach,
-)
+from slipring.mcp.transports.addresses import Reach
 
 _MAX_HEADERS = 32
 _MAX_HEADER_BYTES = 32 * 1024

@@ -11,11 +11,12 @@ from yarl import URL
 from slipring.mcp.failures import RequestRefused
 from slipring.mcp.limits import DEFAULT_LIMITS, McpLimits
 from slipring.mcp.servers import HttpServer
-from slipring.mcp.transports.public_addresses import Reach, is_public_address
-from slipring.mcp.transports.registered_addresses import (
+from slipring.mcp.transports.addresses import (
     NO_REGISTERED,
     AddressIsRegistered,
+    Reach,
     RegisteredAddresses,
+    is_public_address,
 )
 
 _MAX_URL_CHARACTERS = 2048

@@ -3,10 +3,16 @@
 ``input``, ``tools`` and ``tool_choice`` stay raw JSON: ``input`` is decoded when its turn begins, the others
 only if they differ from the parent's. Unknown fields pass. Known fields are typed, so that an error names the
 field. ``core.turn.request_validation`` decides which valid values this server supports.
+
+Pieces of a history that a client of another API sends again with every turn, and the items that they
+have become.
+
+A piece is one message. It is known by its exact bytes, so that a message that is sent again is neither
+decoded nor translated a second time.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_type_hints
 
@@ -15,11 +21,52 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from slipring.base.errors import InvalidJson, InvalidStreamId, UnsupportedParameter
 from slipring.protocol import wire
-from slipring.protocol.definitions import Definitions
-from slipring.protocol.endpoints.translated_messages import Known, Piece, read_pieces
-from slipring.protocol.item_digests import content_digest, item_outline
-from slipring.protocol.items import Effort, Item, read_input
-from slipring.protocol.pictures.item_pictures import examine
+from slipring.protocol.items.item_digests import content_digest, item_outline
+from slipring.protocol.items.item_pictures import examine
+from slipring.protocol.items.items.items import MOST_ITEMS, Effort, Item, read_input, read_items
+from slipring.protocol.tools.grammars_and_schemas import Definitions
+
+_OBJECT_BYTES = 400
+"""A piece without its bytes and its items."""
+
+
+class Piece(Struct, eq=False):
+    """One message, and the items that it has become."""
+
+    sent: bytes
+    """The message as the client has sent it, after the name of its API. Items are known by their own bytes,
+    which begin otherwise."""
+    json: tuple[bytes, ...]
+    """The items as JSON."""
+    note: Any
+    """What the translator of its API has to know of the message beside its items."""
+    items: tuple[Item, ...] | None = None
+    """None until they are read."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory in use. The JSON is that of the items."""
+        return len(self.sent) + sum(item.size_bytes for item in self.items or ()) + _OBJECT_BYTES
+
+
+Known = Mapping[bytes, Item | Piece]
+"""What a tenant has sent before, by its bytes."""
+NOTHING_KNOWN: Known = {}
+
+
+def read_pieces(pieces: Iterable[Piece]) -> tuple[Item, ...]:
+    """The items of all pieces; those that were read before are not read again. Raises ``ApiError`` that names
+    an item by its place among all."""
+    found: list[Item] = []
+    for piece in pieces:
+        items = piece.items
+        if items is None:
+            items = piece.items = read_items(piece.json, first=len(found))
+        found += items
+    if len(found) > MOST_ITEMS:
+        raise wire.too_many(MOST_ITEMS, "input", "items")
+    return tuple(found)
+
 
 T = TypeVar("T")
 Summary = Literal["auto", "concise", "detailed"]

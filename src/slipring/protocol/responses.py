@@ -9,15 +9,15 @@ from typing import Literal, get_args
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from slipring.protocol.client_tools import (
+from slipring.protocol.items.hosted_items import CallError, CallStatus, CodeStatus, SearchStatus
+from slipring.protocol.tools.client_tools import (
     ComputerAction,
     FileOperation,
     LocalShellAction,
     SafetyCheck,
     ShellAction,
 )
-from slipring.protocol.hosted.hosted_items import CallError, CallStatus, CodeStatus, SearchStatus
-from slipring.protocol.hosted.mcp_tools import ListedTool
+from slipring.protocol.tools.mcp_tools import ListedTool
 
 Status = Literal["in_progress", "completed", "failed", "incomplete", "cancelled", "queued"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]

@@ -10,8 +10,7 @@ from slipring.base.errors import ModelNotFound, StartupError
 from slipring.config.tables import CheckEntry, PolicyEntries
 from slipring.core.checks.policies import AssignedChecks, Check, Policy, Subject, Verdict
 from slipring.core.tenant_caches import TenantCache
-from slipring.safety.source import Source, naming
-from slipring.safety.source_calls import CheckStatus, RunningCheck
+from slipring.safety.source_calls import CheckStatus, RunningCheck, Source, naming
 
 if TYPE_CHECKING:
     from slipring.safety.sources.guard import Engines

@@ -16,10 +16,10 @@ from slipring.core.attachments import Page, ReadPages, fetched_form
 from slipring.core.limits import Limits
 from slipring.core.session.actions import ReadDocuments
 from slipring.core.tenant_caches import TenantEntries
-from slipring.protocol.item_digests import content_digest
-from slipring.protocol.items import Item, in_context, opened_with, raw_digest
-from slipring.protocol.pictures.item_pictures import examine
-from slipring.protocol.pictures.pdf_documents import Document
+from slipring.protocol.items.item_digests import content_digest
+from slipring.protocol.items.item_pictures import examine
+from slipring.protocol.items.items.items import Item, in_context, opened_with, raw_digest
+from slipring.protocol.items.pdf_documents import Document
 from slipring.sandbox.pipe_messages import SandboxLimits, Words
 from slipring.sandbox.sandbox import EncodedCall, Sandbox, encoded_call
 from slipring.server.request_decoding import RequestDecoder

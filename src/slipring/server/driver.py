@@ -59,8 +59,8 @@ from slipring.core.turn.turn import Joined, Turn
 from slipring.engines import stop_sequences
 from slipring.engines.constraints import custom_tool_inputs
 from slipring.protocol.events import Event
-from slipring.protocol.items import Item
-from slipring.protocol.pictures.item_pictures import image_count
+from slipring.protocol.items.item_pictures import image_count
+from slipring.protocol.items.items.items import Item
 from slipring.server import inspection_runner
 from slipring.server.access.auth import Caller
 from slipring.server.clock import now, unix_time

@@ -18,8 +18,8 @@ from slipring.base.errors import InvalidRequest, quoted
 from slipring.base.tenant_slots import TenantSlots
 from slipring.core.attachments import Fetched
 from slipring.core.tenant_caches import TenantCache
-from slipring.mcp.transports.public_addresses import public_socket
-from slipring.protocol.pictures.image_headers import BrokenImage, read_image_header
+from slipring.mcp.transports.addresses import public_socket
+from slipring.protocol.items.item_pictures import BrokenImage, read_image_header
 
 MOST_IMAGES = 16
 _TOTAL_S, _CONNECT_S = 10.0, 3.0

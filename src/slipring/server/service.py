@@ -31,7 +31,7 @@ from slipring.core.ports import Mint, Ports
 from slipring.core.session.session import Session
 from slipring.engines.catalog import Catalog
 from slipring.engines.constraints.grammar_compiler import Compiler
-from slipring.protocol.endpoints.reply_bodies import TraceCounts
+from slipring.protocol.endpoints.bodies import TraceCounts
 from slipring.safety.inspector import Inspector
 from slipring.sandbox.pipe_messages import SandboxLimits
 from slipring.sandbox.sandbox import Sandbox

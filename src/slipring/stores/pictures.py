@@ -15,10 +15,10 @@ import msgspec
 from msgspec import structs
 
 from slipring.core.tenant_caches import TenantEntries
-from slipring.protocol.item_digests import content_digest, item_outline
-from slipring.protocol.items import Item, raw_digest
-from slipring.protocol.pictures.data_spans import data_spans
-from slipring.protocol.pictures.item_pictures import examine
+from slipring.protocol.items.data_spans import data_spans
+from slipring.protocol.items.item_digests import content_digest, item_outline
+from slipring.protocol.items.item_pictures import examine
+from slipring.protocol.items.items.items import Item, raw_digest
 from slipring.stores.databases.database import Database, ForeignKeyViolated, Row, Statement
 
 T = TypeVar("T")

@@ -3,8 +3,8 @@
 from msgspec import Raw
 
 from slipring.core.chain.head import Head, KnownHeads
-from slipring.protocol.definitions import Definitions
 from slipring.protocol.requests import CreateRequest
+from slipring.protocol.tools.grammars_and_schemas import Definitions
 
 LONG = 10.0
 

@@ -4,9 +4,17 @@ import json
 from typing import Any
 
 import pytest
+from slipring.protocol.items.items.items import (
+    CallOutput,
+    FunctionCall,
+    Item,
+    Message,
+    Reasoning,
+    plain_text,
+    read_item,
+)
 
 from slipring.core.turn.withheld_items import placeholder
-from slipring.protocol.items import CallOutput, FunctionCall, Item, Message, Reasoning, plain_text, read_item
 
 TEXT = "[Withheld: the safety check 'words' has refused this content.]"
 PARTS = [{"type": "input_text", "text": "secret"}]

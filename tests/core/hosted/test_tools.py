@@ -5,7 +5,7 @@ import json
 from msgspec import Raw
 
 from slipring.core.hosted_tools import ResolvedServer, compose
-from slipring.protocol.hosted.mcp_tools import ListedTool, read_list, read_servers
+from slipring.protocol.tools.mcp_tools import ListedTool, read_list, read_servers
 from tests.core.connection import listed, mcp
 
 SENT = Raw(

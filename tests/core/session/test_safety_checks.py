@@ -15,7 +15,7 @@ from slipring.core.checks.policies import Action, Check, Ending, Mode, Policy
 from slipring.core.generation import Begun, CallArguments, CallEnded, CallStarted, Prefilled, Text, Thought
 from slipring.core.hosted_tools import CallOutcome, CallProgress, FetchedList, ResolvedServer
 from slipring.core.session.actions import Resolved, ResolveTools
-from slipring.protocol.hosted.mcp_tools import ListedTool
+from slipring.protocol.tools.mcp_tools import ListedTool
 from tests.core.connection import Connection, Json, Server, call_output, function, mcp, message, types
 
 CALL = (CallStarted("function", "f"), CallArguments('{"x":1}'), CallEnded())

@@ -31,7 +31,7 @@ from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delt
 from slipring.core.session.actions import Generate
 from slipring.core.turn.steps.steered_ends import Steers
 from slipring.core.turn.turn import Turn
-from slipring.protocol.hosted.hosted_items import ProtocolError
+from slipring.protocol.items.hosted_items import ProtocolError
 from tests.core.connection import (
     Connection,
     Json,

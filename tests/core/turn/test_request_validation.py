@@ -5,7 +5,7 @@ import json
 import pytest
 
 from slipring.core.turn.request_validation import INCLUDABLE
-from slipring.protocol.pictures.item_pictures import parts_of
+from slipring.protocol.items.item_pictures import parts_of
 from tests.core.connection import Connection, call_output, message, only_error
 from tests.pictures import PIXEL
 

@@ -4,7 +4,7 @@ import pytest
 
 from slipring.base.errors import InvalidRequest
 from slipring.engines.constraints.grammar_compiler import Compiler
-from slipring.protocol.definitions import Compilable, Grammar
+from slipring.protocol.tools.grammars_and_schemas import Compilable, Grammar
 from slipring.sandbox.sandbox import InThread
 
 LINES = Grammar("lark", 'start: line+\nline: WORD "\\n"\nWORD: /[a-zäé]+/\n')

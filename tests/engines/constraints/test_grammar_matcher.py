@@ -3,7 +3,7 @@
 import pytest
 
 from slipring.engines.constraints.grammar_matcher import check_grammar
-from slipring.protocol.definitions import Grammar
+from slipring.protocol.tools.grammars_and_schemas import Grammar
 from tests.engines.fitting import STATES, fits, text_matcher
 
 LINES = Grammar("lark", 'start: line+\nline: WORD "\\n"\nWORD: /[a-zäé]+/\n')

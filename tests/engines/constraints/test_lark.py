@@ -19,7 +19,7 @@ from slipring.engines.constraints.lark.lark_parser import (
     without_empty,
 )
 from slipring.engines.constraints.lark.writers import gbnf_rules, llguidance_rules
-from slipring.protocol.definitions import Grammar
+from slipring.protocol.tools.grammars_and_schemas import Grammar
 from tests.engines.fitting import fits
 
 ARITHMETIC = r"""

@@ -13,7 +13,7 @@ from slipring.engines.llama.options import LlamaOptions, read_options
 from slipring.engines.llama.served_model import projector_of
 from slipring.prompts.rendering import picture_id
 from slipring.prompts.tokenization.control_token_guard import ContextSpeller
-from slipring.protocol.pictures.item_pictures import base64_of
+from slipring.protocol.items.item_pictures import base64_of
 from tests.harness import WEATHER, serve
 from tests.model import ServeModel, SharedModel
 from tests.pictures import data_url, gif, jpeg, png, png_of, webp

@@ -14,7 +14,7 @@ import pytest
 
 from slipring.engines.catalog import open_engine
 from slipring.engines.tokens.token_server import TokenServer
-from slipring.protocol.definitions import Grammar
+from slipring.protocol.tools.grammars_and_schemas import Grammar
 from tests.engines.fitting import fits
 from tests.engines.test_contract import text_of
 from tests.harness import WEATHER, Running, Socket, serve

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw, structs
+from slipring.protocol.tools.toolset.toolset import Offer, Toolset
 
 from slipring.core.chain.head import Head
 from slipring.core.generation import (
@@ -27,7 +28,6 @@ from slipring.prompts.rendering import Rendered
 from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.protocol import wire
 from slipring.protocol.responses import Logprob
-from slipring.protocol.tools import Offer, Toolset
 from tests.harness import WEATHER
 from tests.prompts.vocabulary import message, of_format, small
 

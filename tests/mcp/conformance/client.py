@@ -16,7 +16,7 @@ from slipring.mcp.failures import McpFailure
 from slipring.mcp.pool import Pool
 from slipring.mcp.protocol.tools import ToolList
 from slipring.mcp.servers import HttpServer
-from slipring.mcp.transports.public_addresses import Reach
+from slipring.mcp.transports.addresses import Reach
 from slipring.mcp.url_policy import parse_url
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from slipring.base.errors import ApiError
-from slipring.protocol.chat_completions.translation import ChatTranslation
+from slipring.protocol.chat_completions.requests import ChatTranslation
 from slipring.protocol.requests import CreateRequest
 
 Json = dict[str, Any]

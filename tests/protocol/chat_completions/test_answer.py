@@ -7,7 +7,7 @@ import pytest
 from msgspec import UNSET, Raw, UnsetType, structs
 
 from slipring.protocol import events, wire
-from slipring.protocol.chat_completions.translation import ChatTranslation
+from slipring.protocol.chat_completions.requests import ChatTranslation
 from slipring.protocol.events import PADDED, Event, EventLogprob, EventTopLogprob
 from slipring.protocol.responses import (
     CustomToolCallItem,

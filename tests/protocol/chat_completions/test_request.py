@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from slipring.base.errors import InvalidJson
-from slipring.protocol.chat_completions.requests import ChatRequest
-from slipring.protocol.chat_completions.translation import ChatTranslation
+from slipring.protocol.chat_completions.requests import ChatRequest, ChatTranslation
 from slipring.protocol.requests import ModerationConfig
 from tests.protocol.chat_completions.sent import FINGERPRINT, USER, create, refusal, translated
 

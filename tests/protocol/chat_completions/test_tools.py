@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 from msgspec import UNSET, Raw, UnsetType
+from slipring.protocol.tools.toolset.toolset import ToolChoice, Toolset
 
-from slipring.protocol.tools import ToolChoice, Toolset
 from tests.protocol.chat_completions.sent import USER, Json, create, refusal
 
 PARAMETERS: Json = {"type": "object", "properties": {"city": {"type": "string"}}}

@@ -3,7 +3,7 @@
 import json
 
 from slipring.base.errors import ContextLengthExceeded, InvalidRequest, ServerError
-from slipring.protocol.decisions.translation import DecisionTranslation
+from slipring.protocol.decisions import DecisionTranslation
 from slipring.protocol.events import Error
 from slipring.protocol.wire import encode
 from tests.protocol.chat_completions.test_answer import response as chat_response

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from slipring.protocol.endpoints.json_prefix import JsonPrefix
+from slipring.protocol.messages.json_prefix import JsonPrefix
 
 PIECES = st.sampled_from(
     [

@@ -5,11 +5,12 @@ from typing import Any
 import msgspec
 import pytest
 from msgspec import UNSET, Raw
+from slipring.protocol.tools.toolset.toolset import ToolChoice
 
 from slipring.base.errors import ApiError
 from slipring.core.chain.approvals import needs_approval
 from slipring.protocol import wire
-from slipring.protocol.hosted.mcp_tools import (
+from slipring.protocol.tools.mcp_tools import (
     MOST_SERVERS,
     ListedTool,
     McpTool,
@@ -17,8 +18,7 @@ from slipring.protocol.hosted.mcp_tools import (
     place_of,
     read_servers,
 )
-from slipring.protocol.hosted.tool_types import passes_on
-from slipring.protocol.tools import ToolChoice
+from slipring.protocol.tools.tool_types import passes_on
 
 
 def server(**fields: Any) -> dict[str, Any]:

@@ -5,12 +5,11 @@ from typing import Any
 
 import pytest
 from msgspec import Raw
+from slipring.protocol.items.items.items import MOST_ITEMS, read_input
 
 from slipring.base.errors import InvalidRequest
-from slipring.protocol.items import MOST_ITEMS, read_input
 from slipring.protocol.messages.history import History
-from slipring.protocol.messages.loaded_tools import LoadedTools
-from slipring.protocol.messages.tools import Tools
+from slipring.protocol.messages.tools import LoadedTools, Tools
 
 Json = dict[str, Any]
 PNG = {"type": "base64", "media_type": "image/png", "data": "AAAA"}

@@ -4,9 +4,9 @@ import json
 from typing import Any
 
 import pytest
+from slipring.protocol.items.items.items import Item, read_item
 
-from slipring.protocol.items import Item, read_item
-from slipring.protocol.messages import hosted_calls
+from slipring.protocol.messages import content
 from slipring.protocol.wire import encode
 
 Json = dict[str, Any]
@@ -21,8 +21,8 @@ def item(fields: Json, **more: Any) -> Item:
 
 def shown(fields: Json, **more: Any) -> tuple[Json, Json]:
     found = item(fields, **more)
-    use = json.loads(encode(hosted_calls.use_of(found)))
-    result = json.loads(encode(hosted_calls.result_of(found)))
+    use = json.loads(encode(content.use_of(found)))
+    result = json.loads(encode(content.result_of(found)))
     assert use["id"] == result["tool_use_id"] == fields["id"]
     return use, result
 

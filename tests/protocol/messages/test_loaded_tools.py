@@ -4,13 +4,12 @@ import json
 from typing import Any
 
 import pytest
+from slipring.protocol.items.items.items import read_input
+from slipring.protocol.tools.toolset.toolset import ToolChoice
 
 from slipring.base.errors import ApiError
-from slipring.protocol.endpoints.translated_messages import Known
-from slipring.protocol.items import read_input
-from slipring.protocol.messages.translation import MessagesTranslation
-from slipring.protocol.requests import CreateRequest
-from slipring.protocol.tools import ToolChoice
+from slipring.protocol.messages.requests import MessagesTranslation
+from slipring.protocol.requests import CreateRequest, Known
 from slipring.protocol.wire import encode
 
 Json = dict[str, Any]

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from slipring.base.errors import InvalidRequest
-from slipring.protocol.messages import requests, translation
-from slipring.protocol.messages.translation import MessagesTranslation
+from slipring.protocol.messages import requests
+from slipring.protocol.messages.requests import MessagesTranslation
 from slipring.protocol.wire import encode
 
 
@@ -30,7 +30,7 @@ def read(**fields: Any) -> requests.CountRequest:
     ],
 )
 def test_how_much_a_model_thinks(thinking: Any, asked: str | None, effort: str | None) -> None:
-    assert translation.effort_of(read(thinking=thinking, output_config={"effort": asked})) == effort
+    assert requests.effort_of(read(thinking=thinking, output_config={"effort": asked})) == effort
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ BILLING = "x-anthropic-billing-header: cc_version=2.1.197; cch=1;"
 )
 def test_instructions_without_the_line_for_billing(system: Any, instructions: str | None) -> None:
     sent = [{"type": "text", "text": text} for text in system] if isinstance(system, list) else system
-    assert translation.instructions_of(read(system=sent).system) == instructions
+    assert requests.instructions_of(read(system=sent).system) == instructions
 
 
 def test_the_user_is_passed_on() -> None:

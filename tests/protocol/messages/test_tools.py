@@ -6,11 +6,11 @@ from typing import Any
 import msgspec
 import pytest
 from msgspec import UNSET, Raw
+from slipring.protocol.tools.toolset.toolset import ToolChoice, Toolset
 
 from slipring.base.errors import InvalidRequest
-from slipring.protocol.definitions import MOST_TOOLS
 from slipring.protocol.messages.tools import AnyChoice, AutoChoice, NamedChoice, NoChoice, Tools
-from slipring.protocol.tools import ToolChoice, Toolset
+from slipring.protocol.tools.tool_types import MOST_TOOLS
 
 Json = dict[str, Any]
 SCHEMA: Json = {"type": "object", "properties": {}}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipring.protocol.pictures.image_headers import BrokenImage, read_image_header
+from slipring.protocol.items.item_pictures import BrokenImage, read_image_header
 from tests import pictures
 from tests.pictures import FILES, jpeg_segment, png_chunk, riff, webp_chunk
 

@@ -4,13 +4,13 @@ import base64
 import json
 
 import pytest
+from slipring.protocol.items.items.items import InputText, Item, Message, read_item
 
 from slipring.base.errors import InvalidRequest
 from slipring.core.token_estimates import estimated_picture_tokens
 from slipring.protocol import wire
-from slipring.protocol.items import InputText, Item, Message, read_item
-from slipring.protocol.pictures import item_pictures
-from slipring.protocol.pictures.item_pictures import (
+from slipring.protocol.items import item_pictures
+from slipring.protocol.items.item_pictures import (
     A_FILE,
     ELSEWHERE,
     BadPicture,

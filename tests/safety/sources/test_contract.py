@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from slipring.config.tables import CheckEntry
-from slipring.safety.source import Source
+from slipring.safety.source_calls import Source
 from slipring.safety.sources.catalog import open_source
 from slipring.safety.sources.guard import Engines
 from tests.harness import serve

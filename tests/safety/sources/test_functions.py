@@ -12,11 +12,9 @@ from slipring.base.errors import StartupError
 from slipring.config.tables import CheckEntry
 from slipring.core.checks.policies import Subject
 from slipring.core.tenant_caches import TenantCache
-from slipring.safety.source import SourceFailed
-from slipring.safety.source_calls import RunningCheck
+from slipring.safety.source_calls import RunningCheck, SourceFailed
 from slipring.safety.sources import functions
-from slipring.safety.sources.check_threads import CheckThreads
-from slipring.safety.sources.functions import Functions, find_factory
+from slipring.safety.sources.functions import CheckThreads, Functions, find_factory
 from tests.safety.checking import answering, said, synchronous_check
 
 

@@ -8,9 +8,8 @@ import pytest
 from slipring.base.errors import ServerError, StartupError
 from slipring.core.generation import Accepted, Delta, Emit, Finished, Job, Model, RefusalText, deliver
 from slipring.engines.catalog import Catalog
-from slipring.safety.source import SourceFailed
-from slipring.safety.sources.guard import Guard, GuardSettings
-from slipring.safety.sources.guard_formats import LlamaGuard, Qwen3Guard
+from slipring.safety.source_calls import SourceFailed
+from slipring.safety.sources.guard import Guard, GuardSettings, LlamaGuard, Qwen3Guard
 from tests.model import SharedModel
 from tests.safety.checking import said
 from tests.safety.guarding import GuardEngine

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipring.protocol.definitions import Grammar
 from slipring.protocol.responses import Logprob, TopLogprob
-from slipring.safety.sources.guard_formats import (
+from slipring.protocol.tools.grammars_and_schemas import Grammar
+from slipring.safety.sources.guard import (
     Answer,
     GraniteGuardian,
     GuardFormat,

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from slipring.base.errors import StartupError
-from slipring.safety.source import Findings, SourceFailed
+from slipring.safety.source_calls import Findings, SourceFailed
 from slipring.safety.sources.moderations import Moderations, ModerationsSettings
 from tests.safety.checking import said
 

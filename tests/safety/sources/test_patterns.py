@@ -10,8 +10,7 @@ import pytest
 from slipring.base.errors import StartupError
 from slipring.config.tables import CheckEntry
 from slipring.core.tenant_caches import TenantCache
-from slipring.safety.source import SourceFailed
-from slipring.safety.source_calls import RunningCheck
+from slipring.safety.source_calls import RunningCheck, SourceFailed
 from slipring.safety.sources.pattern_matching import find_matches
 from slipring.safety.sources.patterns import (
     RECOGNIZERS,

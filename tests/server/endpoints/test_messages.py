@@ -21,7 +21,7 @@ from slipring.core.generation import (
     ThoughtSummary,
 )
 from slipring.core.limits import Limits
-from slipring.protocol.pictures.item_pictures import base64_of
+from slipring.protocol.items.item_pictures import base64_of
 from tests import messages_wire, wire
 from tests.harness import FAST, PuppetEngine, serve
 from tests.messages_api import MessagesApi, Refused

@@ -11,8 +11,8 @@ from slipring.config.settings import Config
 from slipring.config.tables import HeaderVariable, McpRegistration
 from slipring.core.hosted_tools import CallOutcome, CallProgress, FetchedList, HostedCall, ResolvedServer
 from slipring.core.limits import Limits
-from slipring.protocol.hosted.hosted_items import CallError
-from slipring.protocol.hosted.mcp_tools import ListedTool, McpTool, read_servers
+from slipring.protocol.items.hosted_items import CallError
+from slipring.protocol.tools.mcp_tools import ListedTool, McpTool, read_servers
 from slipring.server.access.auth import Caller
 from slipring.server.hosted_tools.permitted_servers import Registry
 from slipring.server.hosted_tools.runner import ToolRunner

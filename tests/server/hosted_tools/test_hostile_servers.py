@@ -20,9 +20,9 @@ from slipring.config.settings import Config
 from slipring.config.tables import McpRegistration
 from slipring.core.hosted_tools import CallProgress
 from slipring.core.limits import Limits
-from slipring.mcp.transports.public_addresses import Reach
-from slipring.protocol.hosted.hosted_items import HttpError, ProtocolError
-from slipring.protocol.hosted.mcp_tools import McpTool
+from slipring.mcp.transports.addresses import Reach
+from slipring.protocol.items.hosted_items import HttpError, ProtocolError
+from slipring.protocol.tools.mcp_tools import McpTool
 from slipring.server.hosted_tools.permitted_servers import Registry, ServerRefused
 from slipring.server.hosted_tools.runner import ToolRunner
 from tests.mcp.fakes import ADD, Exchange, FakeServer, Reply, error, event, result, serving, text

@@ -9,8 +9,8 @@ from slipring.config.settings import Config
 from slipring.config.tables import HeaderVariable, McpRegistration
 from slipring.core.limits import Limits
 from slipring.mcp.servers import HttpServer, StdioServer
-from slipring.mcp.transports.public_addresses import Reach
-from slipring.protocol.hosted.mcp_tools import McpTool
+from slipring.mcp.transports.addresses import Reach
+from slipring.protocol.tools.mcp_tools import McpTool
 from slipring.server.hosted_tools.permitted_servers import Registry, ServerRefused, Target
 from slipring.stores.keys import Key
 from tests.stores.samples import key

@@ -13,8 +13,8 @@ from slipring.core.generation import Capabilities
 from slipring.core.limits import Limits
 from slipring.mcp.protocol.tools import ToolResult, read_result
 from slipring.mcp.redaction import Redaction
-from slipring.protocol.hosted.hosted_items import ToolError, error_text
-from slipring.protocol.pictures.item_pictures import base64_of
+from slipring.protocol.items.hosted_items import ToolError, error_text
+from slipring.protocol.items.item_pictures import base64_of
 from slipring.server.hosted_tools.call_results import outcome_of
 from tests.pictures import data_url, png
 

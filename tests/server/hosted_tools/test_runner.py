@@ -14,8 +14,8 @@ from slipring.core.hosted_tools import CallOutcome, CallProgress, ResolvedServer
 from slipring.core.limits import Limits
 from slipring.mcp.servers import Credential, StdioServer
 from slipring.observation import metric_table as table
-from slipring.protocol.hosted.hosted_items import HttpError, ProtocolError
-from slipring.protocol.hosted.mcp_tools import McpTool, ToolHints
+from slipring.protocol.items.hosted_items import HttpError, ProtocolError
+from slipring.protocol.tools.mcp_tools import McpTool, ToolHints
 from slipring.server.access.auth import Caller
 from slipring.server.hosted_tools.permitted_servers import Target
 from slipring.server.hosted_tools.runner import EndedCall, Ending

@@ -15,7 +15,7 @@ from slipring.core.chain.hosted_items_in_context import UNKNOWN_OUTCOME
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Text
 from slipring.core.limits import Limits
 from slipring.engines.catalog import open_engine
-from slipring.protocol.pictures.item_pictures import base64_of, pictures
+from slipring.protocol.items.item_pictures import base64_of, pictures
 from slipring.server.background import cancelled_and_orphaned_runs
 from tests.api import Api
 from tests.harness import PuppetEngine, Running, serve

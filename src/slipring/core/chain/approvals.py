@@ -13,9 +13,9 @@ from slipring.base.errors import InvalidRequest, quoted
 from slipring.core.chain import item_ids
 from slipring.core.chain.state import Approval, Carry
 from slipring.protocol import wire
-from slipring.protocol.hosted.hosted_items import McpApprovalRequest, McpApprovalResponse, McpCall
-from slipring.protocol.hosted.mcp_tools import ApprovalFilter, ListedTool, McpTool
-from slipring.protocol.items import Item
+from slipring.protocol.items.hosted_items import McpApprovalRequest, McpApprovalResponse, McpCall
+from slipring.protocol.items.items.items import Item
+from slipring.protocol.tools.mcp_tools import ApprovalFilter, ListedTool, McpTool
 
 
 def needs_approval(server: McpTool, tool: ListedTool, *, always: bool) -> bool:

@@ -24,8 +24,7 @@ from slipring.core.chain import item_ids
 from slipring.core.chain.approvals import UNANSWERED, denial_text
 from slipring.core.chain.state import Approval, Carry
 from slipring.protocol import wire
-from slipring.protocol.hosted.builtin_tools import FUNCTIONS, BuiltinKind
-from slipring.protocol.hosted.hosted_items import (
+from slipring.protocol.items.hosted_items import (
     BuiltinCall,
     McpApprovalRequest,
     McpApprovalResponse,
@@ -33,9 +32,11 @@ from slipring.protocol.hosted.hosted_items import (
     McpListTools,
     error_text,
 )
-from slipring.protocol.hosted.mcp_tools import model_name
-from slipring.protocol.items import Item, opened_with
-from slipring.protocol.pictures.item_pictures import image_count
+from slipring.protocol.items.item_pictures import image_count
+from slipring.protocol.items.items.items import Item, opened_with
+from slipring.protocol.tools.builtin_tools import FUNCTIONS
+from slipring.protocol.tools.mcp_tools import model_name
+from slipring.protocol.tools.tool_types import BuiltinKind
 
 Status = Literal["completed", "incomplete"]
 _BUILTINS: dict[str, BuiltinKind] = {f"{kind}_call": kind for kind in FUNCTIONS}

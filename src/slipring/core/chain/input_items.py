@@ -16,9 +16,9 @@ from slipring.base.errors import InvalidRequest, quoted
 from slipring.core.chain import hosted_items_in_context
 from slipring.core.chain.state import Carry, OpenCall, ResponseState
 from slipring.protocol import requests
-from slipring.protocol.definitions import Definitions
 from slipring.protocol.events import RequiredInput
-from slipring.protocol.items import (
+from slipring.protocol.items.item_pictures import attachments, image_count
+from slipring.protocol.items.items.items import (
     CALL_OF_OUTPUT,
     AdditionalTools,
     Body,
@@ -31,8 +31,8 @@ from slipring.protocol.items import (
     in_context,
     may_have_images,
 )
-from slipring.protocol.pictures.item_pictures import attachments, image_count
-from slipring.protocol.tools import CallableTool, Toolset, merged
+from slipring.protocol.tools.grammars_and_schemas import Definitions
+from slipring.protocol.tools.toolset.toolset import CallableTool, Toolset, merged
 
 _CALLS = {
     "function_call": "function call",

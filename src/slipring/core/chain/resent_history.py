@@ -21,8 +21,7 @@ from slipring.core.chain.head import Head, raw_tools
 from slipring.core.chain.state import OutputByJob, Position, ResponseState, echoed_bytes
 from slipring.core.generation import Finished
 from slipring.core.tenant_caches import TimedEntries
-from slipring.protocol.endpoints.translated_messages import NOTHING_KNOWN, Known, Piece
-from slipring.protocol.item_digests import (
+from slipring.protocol.items.item_digests import (
     OUTLINE_BYTES,
     content_digest,
     digest_of,
@@ -30,9 +29,9 @@ from slipring.protocol.item_digests import (
     joined_thoughts_digest,
     outlined_field,
 )
-from slipring.protocol.items import Item, in_context, last_compaction
-from slipring.protocol.pictures.item_pictures import may_be_models
-from slipring.protocol.requests import CreateRequest
+from slipring.protocol.items.item_pictures import may_be_models
+from slipring.protocol.items.items.items import Item, in_context, last_compaction
+from slipring.protocol.requests import NOTHING_KNOWN, CreateRequest, Known, Piece
 from slipring.protocol.responses import Response
 from slipring.protocol.turn_report import Departure
 

@@ -11,10 +11,21 @@ from msgspec import Meta, Raw, Struct
 
 from slipring.core.checks.policies import Kind, Side, Subject
 from slipring.protocol import wire
-from slipring.protocol.hosted.hosted_items import CallError
-from slipring.protocol.hosted.mcp_tools import ListedTool
-from slipring.protocol.item_digests import content_digest
-from slipring.protocol.items import (
+from slipring.protocol.items.hosted_items import CallError
+from slipring.protocol.items.item_digests import content_digest
+from slipring.protocol.items.item_pictures import (
+    BadPicture,
+    attached,
+    described,
+    file_count,
+    image_count,
+    is_data,
+    may_be_models,
+    parts_of,
+    pictures,
+    role_of,
+)
+from slipring.protocol.items.items.items import (
     AdditionalTools,
     CallOutput,
     CustomToolCall,
@@ -27,18 +38,7 @@ from slipring.protocol.items import (
     in_context,
     plain_text,
 )
-from slipring.protocol.pictures.item_pictures import (
-    BadPicture,
-    attached,
-    described,
-    file_count,
-    image_count,
-    is_data,
-    may_be_models,
-    parts_of,
-    pictures,
-    role_of,
-)
+from slipring.protocol.tools.mcp_tools import ListedTool
 
 _HIGH, _LOW = r"u[dD][89abAB][0-9a-fA-F]{2}", r"u[dD][c-fC-F][0-9a-fA-F]{2}"
 _ESCAPE = re.compile(rf'\\(?:{_HIGH}\\{_LOW}|u[0-9a-fA-F]{{4}}|["\\/bfnrt])')

@@ -17,12 +17,12 @@ from slipring.core.hosted_tools import HostedCall, ResolvedBuiltin, ResolvedServ
 from slipring.core.turn.stages import Wait
 from slipring.core.turn.turn import Joined, Turn
 from slipring.core.turn.turn_checks import Audit
-from slipring.protocol.definitions import Compilable
 from slipring.protocol.events import Event
-from slipring.protocol.hosted.builtin_tools import BuiltinKind
-from slipring.protocol.hosted.mcp_tools import McpTool
-from slipring.protocol.items import Item
+from slipring.protocol.items.items.items import Item
 from slipring.protocol.live_input import Append
+from slipring.protocol.tools.grammars_and_schemas import Compilable
+from slipring.protocol.tools.mcp_tools import McpTool
+from slipring.protocol.tools.tool_types import BuiltinKind
 from slipring.protocol.turn_report import TurnReport
 
 Result = TypeVar("Result")

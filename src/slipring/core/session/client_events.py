@@ -9,16 +9,14 @@ from msgspec import Struct
 
 from slipring.base.errors import ApiError, InvalidJson, InvalidRequest, forget_frames, quoted
 from slipring.core.betas import Betas
-from slipring.protocol import live_input, requests, tool_output, wire
-from slipring.protocol.endpoints.translated_messages import NOTHING_KNOWN, Known
-from slipring.protocol.live_input import Append, Steer
-from slipring.protocol.pictures.item_pictures import examine
-from slipring.protocol.requests import CreateRequest
-from slipring.protocol.tool_output import ToolOutputPiece
+from slipring.protocol import live_input, requests, wire
+from slipring.protocol.items.item_pictures import examine
+from slipring.protocol.live_input import Append, Steer, ToolOutputPiece
+from slipring.protocol.requests import NOTHING_KNOWN, CreateRequest, Known
 
 CREATE, STEER = "response.create", "response.steer"
 APPEND, INJECT = "response.append", "response.inject"
-_PIECES = (tool_output.DELTA, tool_output.DONE)
+_PIECES = (live_input.DELTA, live_input.DONE)
 _IGNORED_TYPES = frozenset({"response.processed"})
 """Acknowledgements that some clients send. No reply is expected."""
 _HINTS = {
@@ -26,7 +24,7 @@ _HINTS = {
     INJECT: f" '{INJECT}' needs the header 'OpenAI-Beta: responses_multi_agent=v1' on the upgrade.",
     **{
         kind: f" '{kind}' needs the header 'OpenAI-Beta: slipring_tool_output=v1' on the upgrade."
-        for kind in (tool_output.DELTA, tool_output.DONE)
+        for kind in (live_input.DELTA, live_input.DONE)
     },
 }
 
@@ -130,7 +128,7 @@ def _read_other(
         if not is_text and isinstance(data, bytes):
             wire.require_text(data)  # its input may have to be returned, as text
         if kind in _PIECES:
-            return tool_output.read_piece(data, is_last=kind == tool_output.DONE)
+            return live_input.read_piece(data, is_last=kind == live_input.DONE)
         if kind == STEER:
             return live_input.read_steer(data, len(data))
         return live_input.read_append(data, len(data), injects=kind == INJECT)

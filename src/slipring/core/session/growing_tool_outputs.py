@@ -27,10 +27,11 @@ from slipring.core.session.lanes import Lanes
 from slipring.core.session.request_charges import Charges
 from slipring.core.turn.steps import between_steps
 from slipring.core.turn.turn import Turn
-from slipring.protocol import items, wire
+from slipring.protocol import wire
 from slipring.protocol.events import Event, ToolOutputErrorBody, ToolOutputErrorCode, ToolOutputFailed
-from slipring.protocol.items import Item
-from slipring.protocol.tool_output import ToolOutputPiece
+from slipring.protocol.items.items import items
+from slipring.protocol.items.items.items import Item
+from slipring.protocol.live_input import ToolOutputPiece
 
 _LEAST_BYTES = 64
 _GROWTH = 64

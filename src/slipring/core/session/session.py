@@ -57,9 +57,8 @@ from slipring.core.turn.steps import between_steps, rollout
 from slipring.core.turn.turn import Asked, Turn
 from slipring.protocol import requests
 from slipring.protocol.events import Error
-from slipring.protocol.live_input import Append, Steer
+from slipring.protocol.live_input import Append, Steer, ToolOutputPiece
 from slipring.protocol.requests import CreateRequest
-from slipring.protocol.tool_output import ToolOutputPiece
 from slipring.protocol.turn_report import TurnReport
 
 _Run = Coroutine[Wait[Any], Any, Turn | None]

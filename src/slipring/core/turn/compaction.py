@@ -15,10 +15,10 @@ from slipring.core.chain.hosted_items_in_context import output_item
 from slipring.core.chain.state import Carry, OpenCall
 from slipring.core.generation import Delta, Finished, Job, Model, Stop, Text
 from slipring.protocol import requests, wire
-from slipring.protocol.items import ConfigurationUpdate, Item, kept_tools, user_message
-from slipring.protocol.pictures.item_pictures import role_of, without_images
+from slipring.protocol.items.item_pictures import role_of, without_images
+from slipring.protocol.items.items.items import ConfigurationUpdate, Item, kept_tools, user_message
 from slipring.protocol.requests import TEXT, CreateRequest
-from slipring.protocol.tools import Offer
+from slipring.protocol.tools.toolset.toolset import Offer
 
 TRIGGER = "compaction_trigger"
 _ASK = (

@@ -14,9 +14,9 @@ from slipring.core.checks.known_verdicts import Known, KnownVerdicts
 from slipring.core.checks.policies import Decision, Policy, Subject, decide
 from slipring.core.turn.inspection_context import InspectionContext, sealed_and_open
 from slipring.protocol import wire
-from slipring.protocol.hosted.hosted_items import McpCall
-from slipring.protocol.item_digests import content_digest
-from slipring.protocol.items import Item, Message, read_item
+from slipring.protocol.items.hosted_items import McpCall
+from slipring.protocol.items.item_digests import content_digest
+from slipring.protocol.items.items.items import Item, Message, read_item
 
 _NAME = "withheld"
 """Stands for names of tools and of files."""

@@ -31,7 +31,8 @@ from slipring.engines.remote.replica_affinity import affinity_key, tenant_salt
 from slipring.engines.scheduling.priorities_and_hints import agent_hints
 from slipring.prompts.tool_definitions import describe_found, description_of, flat_name, parameters_of
 from slipring.protocol import wire
-from slipring.protocol.items import (
+from slipring.protocol.items.item_pictures import is_data, is_web, part_param, plain_url
+from slipring.protocol.items.items.items import (
     Body,
     CallOutput,
     CustomToolCall,
@@ -47,9 +48,8 @@ from slipring.protocol.items import (
     plain_text,
     short_id,
 )
-from slipring.protocol.pictures.item_pictures import is_data, is_web, part_param, plain_url
 from slipring.protocol.requests import TextFormat
-from slipring.protocol.tools import CallableTool, FunctionTool, Offer
+from slipring.protocol.tools.toolset.toolset import CallableTool, FunctionTool, Offer
 
 _STEP_BYTES = 300
 # Sets of classes, not ``isinstance``: a resent history has hundreds of items, and a test that fails is slow.

@@ -12,8 +12,8 @@ from slipring.base.errors import UnsupportedParameter
 from slipring.prompts.parsing.output_format import OutputFormat
 from slipring.prompts.tool_definitions import flat_name, parameters_of
 from slipring.protocol import wire
-from slipring.protocol.definitions import Grammar
-from slipring.protocol.tools import CallableTool, FunctionTool, Kind
+from slipring.protocol.tools.grammars_and_schemas import Grammar
+from slipring.protocol.tools.toolset.toolset import CallableTool, FunctionTool, Kind
 
 if TYPE_CHECKING:  # the sandbox's process needs none of them
     from slipring.core.generation import Job

@@ -24,7 +24,7 @@ from slipring.core.generation import (
 )
 from slipring.engines.constraints.grammar_compiler import Compiler
 from slipring.engines.constraints.grammar_matcher import TextMatcher
-from slipring.protocol.definitions import Grammar
+from slipring.protocol.tools.grammars_and_schemas import Grammar
 
 Grammars = dict[tuple[str | None, str], Grammar]
 """By the namespace and the name of the tool."""

@@ -8,7 +8,7 @@ from typing import Any
 from slipring.base.errors import InvalidRequest, TooExpensive
 from slipring.engines.constraints import grammar_matcher
 from slipring.engines.constraints.grammar_matcher import TextMatcher
-from slipring.protocol.definitions import Compilable, Grammar
+from slipring.protocol.tools.grammars_and_schemas import Compilable, Grammar
 from slipring.sandbox.sandbox import InThread, Runner
 
 _MAX_STATES = 10_000

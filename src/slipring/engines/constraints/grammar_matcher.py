@@ -9,7 +9,7 @@ from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
-from slipring.protocol.definitions import Grammar
+from slipring.protocol.tools.grammars_and_schemas import Grammar
 
 _MAX_RULES = 500
 """llguidance recurses from rule to rule, and overflows its stack with some thousands of them."""

@@ -33,7 +33,7 @@ from slipring.engines.constraints.shapes.shape import (
     TextUntil,
     TextWithCalls,
 )
-from slipring.protocol.definitions import Grammar
+from slipring.protocol.tools.grammars_and_schemas import Grammar
 
 if TYPE_CHECKING:
     from slipring.core.generation import Job

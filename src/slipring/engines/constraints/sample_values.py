@@ -18,7 +18,7 @@ from msgspec import Struct
 from slipring.base.errors import InvalidRequest
 from slipring.engines.constraints import grammar_matcher
 from slipring.protocol import wire
-from slipring.protocol.definitions import Grammar
+from slipring.protocol.tools.grammars_and_schemas import Grammar
 
 if TYPE_CHECKING:  # the sandbox's process does not need it
     from slipring.engines.constraints.grammar_compiler import Compiler

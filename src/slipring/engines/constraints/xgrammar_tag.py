@@ -24,7 +24,7 @@ from slipring.engines.constraints.shapes.shape import (
     TextUntil,
     TextWithCalls,
 )
-from slipring.protocol.definitions import Grammar
+from slipring.protocol.tools.grammars_and_schemas import Grammar
 
 _Format = dict[str, Any]
 _NOTHING: Final = {"type": "grammar", "grammar": 'root ::= ""'}

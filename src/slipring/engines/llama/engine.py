@@ -41,15 +41,15 @@ from slipring.engines.tokens.job_rendering import (
 )
 from slipring.observation import live_messages
 from slipring.prompts.rendering import Rendered, Rendering
-from slipring.protocol.items import Item
-from slipring.protocol.pictures.image_headers import MediaType
-from slipring.protocol.pictures.item_pictures import (
+from slipring.protocol.items.item_pictures import (
     BadPicture,
+    MediaType,
     base64_of,
     image_count,
     image_parts,
     images_of,
 )
+from slipring.protocol.items.items.items import Item
 
 log = logging.getLogger("slipring")
 

@@ -12,7 +12,8 @@ from itertools import islice
 from msgspec import Struct
 
 from slipring.core.generation import Job
-from slipring.protocol.items import (
+from slipring.protocol.items.item_pictures import pictures
+from slipring.protocol.items.items.items import (
     CallOutput,
     FunctionCall,
     InputText,
@@ -22,7 +23,6 @@ from slipring.protocol.items import (
     Part,
     kept_tools,
 )
-from slipring.protocol.pictures.item_pictures import pictures
 
 
 class Trace(Struct, frozen=True):

@@ -16,7 +16,8 @@ from slipring.core.chain.head import Head
 from slipring.core.generation import CallArguments, CallStarted, Delta, Job, RefusalText, Text
 from slipring.core.token_estimates import estimated_picture_tokens
 from slipring.engines.simulated.context_digest import Trace
-from slipring.protocol.items import (
+from slipring.protocol.items.item_pictures import pictures
+from slipring.protocol.items.items.items import (
     CallOutput,
     CustomToolCall,
     FunctionCall,
@@ -24,7 +25,6 @@ from slipring.protocol.items import (
     Message,
     plain_text,
 )
-from slipring.protocol.pictures.item_pictures import pictures
 
 _BYTES_PER_TOKEN = 4
 _TOKENS_PER_ITEM = 4

@@ -37,7 +37,7 @@ from slipring.engines.tokens.template_choice import make_serving_renderer
 from slipring.engines.tokens.token_answer import Piece, TokenAnswer
 from slipring.prompts.rendering import EncodedIds, Rendered, Renderer, Rendering
 from slipring.prompts.tokenization.tokenizer import Tokenizer, UnknownVocabulary
-from slipring.protocol.items import Item
+from slipring.protocol.items.items.items import Item
 
 BLOCK_TOKENS = 32
 _BLOCK_BYTES = 4 * BLOCK_TOKENS

@@ -17,7 +17,7 @@ from slipring.prompts.rendering import Rendered, Renderer
 from slipring.prompts.tokenization.control_token_guard import ControlTokenFinder
 from slipring.prompts.tool_definitions import flat_name
 from slipring.protocol import wire
-from slipring.protocol.tools import CallableTool
+from slipring.protocol.tools.toolset.toolset import CallableTool
 
 
 class Wording:

@@ -12,7 +12,7 @@ from slipring.prompts.fallback_reasons import CannotAppend
 from slipring.prompts.foreseen_context import Foreseen
 from slipring.prompts.rendering import Rendered, Renderer, Rendering
 from slipring.prompts.tokenization.token_budget import TokenBudget, TooManyTokens
-from slipring.protocol.pictures.item_pictures import image_parts, pictures, plain_url
+from slipring.protocol.items.item_pictures import image_parts, pictures, plain_url
 
 _AT_ONCE_BYTES = 8192
 """Texts up to this size are tokenized on the event loop: digits, the slowest text, take 15 ms."""

@@ -31,7 +31,8 @@ from slipring.prompts.tool_definitions import (
     flat_name,
     read_object,
 )
-from slipring.protocol.items import (
+from slipring.protocol.items.item_pictures import Picture, pictures
+from slipring.protocol.items.items.items import (
     AdditionalTools,
     CallOutput,
     CustomToolCall,
@@ -46,9 +47,8 @@ from slipring.protocol.items import (
     plain_text,
     short_id,
 )
-from slipring.protocol.pictures.item_pictures import Picture, pictures
 from slipring.protocol.requests import TextFormat
-from slipring.protocol.tools import Toolset
+from slipring.protocol.tools.toolset.toolset import Toolset
 
 _MARK = re.compile("\ufdd0([0-9]{1,6})\ufdd1")
 """Between two noncharacters, which no text has that is meant for others."""

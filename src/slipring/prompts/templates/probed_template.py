@@ -67,7 +67,7 @@ from slipring.prompts.tokenization.control_token_guard import ControlTokenFinder
 from slipring.prompts.tokenization.token_budget import BudgetedEncoder
 from slipring.prompts.tokenization.tokenizer import Vocabulary
 from slipring.protocol import wire
-from slipring.protocol.pictures.item_pictures import Picture
+from slipring.protocol.items.item_pictures import Picture
 
 
 class DraftForm(Struct, frozen=True):

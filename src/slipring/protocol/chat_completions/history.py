@@ -26,9 +26,7 @@ from slipring.protocol.chat_completions.error_paths import (
     Fields,
     Place,
 )
-from slipring.protocol.client_tools import ImageDetail
-from slipring.protocol.endpoints.translated_messages import NOTHING_KNOWN, Known, Piece
-from slipring.protocol.items import (
+from slipring.protocol.items.items.items import (
     MOST_ITEMS,
     MOST_PARTS,
     InputText,
@@ -37,6 +35,8 @@ from slipring.protocol.items import (
     Refusal,
     numbered_call,
 )
+from slipring.protocol.requests import NOTHING_KNOWN, Known, Piece
+from slipring.protocol.tools.client_tools import ImageDetail
 
 _API = b"chat "
 

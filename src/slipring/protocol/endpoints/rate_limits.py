@@ -37,3 +37,26 @@ def _duration(seconds: int) -> str:
     if hours:
         return f"{hours}h{minutes}m{left}s"
     return f"{minutes}m{left}s" if minutes else f"{left}s"
+
+
+_ANTHROPIC_NAMES = {
+    "requests": ("requests",),
+    "tokens": ("tokens", "input-tokens", "output-tokens"),
+    "images": (),
+}
+"""The limits that the API has for a quota of ours: none for images. Tokens of prompts and of answers have one
+quota here: what is left of it bounds both."""
+
+
+def anthropic_headers(limits: Iterable[RateLimit]) -> dict[str, str]:
+    """The ``anthropic-ratelimit-*`` headers."""
+    return {
+        f"anthropic-ratelimit-{name}-{field}": value
+        for limit in limits
+        for name in _ANTHROPIC_NAMES[limit.unit]
+        for field, value in (
+            ("limit", str(limit.limit)),
+            ("remaining", str(limit.remaining)),
+            ("reset", limit.resets_at),
+        )
+    }

@@ -1,16 +1,27 @@
-"""The answer to a request: the message with its content blocks, why it ended, and its usage."""
+"""The answer to a request: the message with its content blocks, why it ended, and its usage.
 
-from typing import Literal, Self
+The stream of an answer: the events of the Messages API, and those of a turn as such.
+
+One block is open at a time. The result of a call that the server runs may arrive while the model writes
+something else: its block waits until the open one is closed.
+"""
+
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal, Self
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from slipring.protocol import responses, wire
-from slipring.protocol.items import FunctionCall, Item, Message, Reasoning, Refusal, read_item
-from slipring.protocol.messages import hosted_calls
-from slipring.protocol.messages.content import TextBlock
-from slipring.protocol.messages.hosted_calls import HostedResult, HostedUse, input_of
-from slipring.protocol.responses import Response
+from slipring.base.errors import ServerError
+from slipring.protocol import events, responses, wire
+from slipring.protocol.endpoints.translation import failure_of
+from slipring.protocol.events import Event
+from slipring.protocol.items.items.items import FunctionCall, Item, Message, Reasoning, Refusal, read_item
+from slipring.protocol.messages import content
+from slipring.protocol.messages.content import HostedResult, HostedUse, TextBlock, input_of
+from slipring.protocol.messages.errors import Fields, MessagesError, body_of
+from slipring.protocol.messages.json_prefix import JsonPrefix
+from slipring.protocol.responses import FunctionCallItem, OutputTextPart, ReasoningItem, RefusalPart, Response
 
 StopReason = Literal[
     "end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal", "model_context_window_exceeded"
@@ -126,8 +137,8 @@ def tool_use_id(response_id: str, own_id: str) -> str:
 
 def blocks_of(item: Item, wishes: Wishes, response_id: str) -> list[Block]:
     """The blocks of an output item; none if the request did not ask for such."""
-    if item.type in hosted_calls.TYPES:
-        return [hosted_calls.use_of(item), hosted_calls.result_of(item)]
+    if item.type in content.TYPES:
+        return [content.use_of(item), content.result_of(item)]
     body = item.body()
     if isinstance(body, Message):
         texts = [] if isinstance(body.content, str) else [_text(part) for part in body.content]
@@ -194,3 +205,224 @@ class _Kinds(Struct):
             calls=any(each.type == "function_call" and each.status == "completed" for each in outlines),
             refuses=any(part.type == "refusal" for each in outlines for part in each.content or ()),
         )
+
+
+class MessageStart(Struct, tag_field="type", tag="message_start"):
+    message: MessageAnswer
+
+
+class ContentBlockStart(Struct, tag_field="type", tag="content_block_start"):
+    index: int
+    content_block: Block
+
+
+class TextDelta(Struct, tag_field="type", tag="text_delta", gc=False):
+    text: str
+
+
+class ThinkingDelta(Struct, tag_field="type", tag="thinking_delta", gc=False):
+    thinking: str
+
+
+class SignatureDelta(Struct, tag_field="type", tag="signature_delta", gc=False):
+    signature: str
+
+
+class InputJsonDelta(Struct, tag_field="type", tag="input_json_delta", gc=False):
+    partial_json: str
+
+
+Delta = TextDelta | ThinkingDelta | SignatureDelta | InputJsonDelta
+
+
+class ContentBlockDelta(Struct, tag_field="type", tag="content_block_delta", gc=False):
+    index: int
+    delta: Delta
+
+
+class ContentBlockStop(Struct, tag_field="type", tag="content_block_stop"):
+    index: int
+
+
+class MessageDelta(Struct, tag_field="type", tag="message_delta"):
+    delta: Ending
+    usage: DeltaUsage
+    context_management: AppliedEdits | UnsetType = UNSET
+
+
+class MessageStop(Struct, tag_field="type", tag="message_stop"): ...
+
+
+class Ping(Struct, tag_field="type", tag="ping"): ...
+
+
+MessagesEvent = (
+    MessageStart
+    | ContentBlockStart
+    | ContentBlockDelta
+    | ContentBlockStop
+    | MessageDelta
+    | MessageStop
+    | Ping
+    | MessagesError
+)
+
+_openings: dict[type, bytes] = {}
+"""The bytes before the JSON of an event, by its class."""
+
+
+def block(event: MessagesEvent) -> bytes:
+    """An event as one SSE block."""
+    kind = type(event)
+    opening = _openings.get(kind)
+    if opening is None:
+        opening = _openings[kind] = f"event: {kind.__struct_config__.tag}\ndata: ".encode()
+    return b"%b%b\n\n" % (opening, wire.encode(event))
+
+
+PING = block(Ping())
+
+
+class _Sealed(Struct):
+    encrypted_content: str = ""
+
+
+_sealed = msgspec.json.Decoder(_Sealed)
+
+
+class Stream:
+    """Turns the events of one turn into those of the API."""
+
+    def __init__(self, wishes: Wishes, fields: Fields, request_id: str) -> None:
+        self._wishes = wishes
+        self._fields = fields
+        self._request_id = request_id
+        self._response_id = ""
+        self._index = -1
+        """Of the block that was opened last."""
+        self._is_open = False
+        self._waiting: list[Block] = []
+        """Whole blocks that follow the open one."""
+        self._thinks_in: type[Event] | None = None
+        """The kind of deltas that the open thinking block takes; None: not known yet."""
+        self._input = JsonPrefix()
+        """What has been sent of the input of the open call."""
+
+    def frames(self, event: Event) -> bytes:
+        """The SSE blocks of an event; empty if it has none."""
+        write = self._writers.get(type(event))
+        return b"" if write is None else write(self, event)
+
+    def _started(self, event: events.Created) -> bytes:
+        self._response_id = event.response.id
+        return block(MessageStart(opening(event.response, self._wishes)))
+
+    def _part_added(self, event: events.ContentPartAdded) -> bytes:
+        return self._open(TextBlock("")) if isinstance(event.part, OutputTextPart | RefusalPart) else b""
+
+    def _part_done(self, event: events.ContentPartDone) -> bytes:
+        return self._close() if isinstance(event.part, OutputTextPart | RefusalPart) else b""
+
+    def _text(self, event: events.OutputTextDelta | events.RefusalDelta) -> bytes:
+        # Hot path: one event per token.
+        return block(ContentBlockDelta(self._index, TextDelta(event.delta)))
+
+    def _thought(self, event: events.ReasoningTextDelta | events.ReasoningSummaryTextDelta) -> bytes:
+        if not self._wishes.shows_thinking or self._wishes.omits_thoughts:
+            return b""
+        if self._thinks_in is None:
+            self._thinks_in = type(event)
+        if self._thinks_in is not type(event):
+            return b""  # a client gets the thought or its summary, not both
+        return self._delta(ThinkingDelta(event.delta))
+
+    def _summary_part(self, event: events.ReasoningSummaryPartAdded) -> bytes:
+        if event.summary_index and self._thinks_in is events.ReasoningSummaryTextDelta:
+            return self._delta(ThinkingDelta("\n\n"))
+        return b""
+
+    def _arguments(self, event: events.FunctionCallArgumentsDelta) -> bytes:
+        accepted = self._input.accept(event.delta)
+        return self._delta(InputJsonDelta(accepted)) if accepted else b""
+
+    def _item_added(self, event: events.OutputItemAdded) -> bytes:
+        item = event.item
+        if isinstance(item, FunctionCallItem):
+            self._input = JsonPrefix()
+            sent_id = tool_use_id(self._response_id, item.call_id)
+            return self._open(ToolUse(sent_id, item.name, EMPTY))
+        if isinstance(item, ReasoningItem) and self._wishes.shows_thinking:
+            self._thinks_in = None
+            return self._open(ThinkingShown("", ""))
+        return b""
+
+    def _item_done(self, event: events.OutputItemDone) -> bytes:
+        raw = bytes(event.item)
+        kind = wire.type_of(raw)
+        if kind == "function_call":
+            return self._close()
+        if kind == "reasoning" and self._wishes.shows_thinking:
+            return self._delta(SignatureDelta(_sealed.decode(raw).encrypted_content)) + self._close()
+        if kind in content.TYPES:
+            return self._hosted(read_item(raw, ""))
+        return b""
+
+    def _hosted(self, item: Item) -> bytes:
+        """The blocks of a call that the server has run."""
+        self._waiting += (content.use_of(item), content.result_of(item))
+        return b"" if self._is_open else self._waited()
+
+    def _ended(self, event: events.Completed | events.Incomplete) -> bytes:
+        response = event.response
+        edits = AppliedEdits() if self._wishes.edits_context else UNSET
+        ending = ending_of(response, self._wishes)
+        return block(MessageDelta(ending, DeltaUsage.of(response.usage), edits)) + block(MessageStop())
+
+    def _failed(self, event: events.Failed) -> bytes:
+        error = event.response.error
+        failure = ServerError() if error is None else failure_of(error)
+        return block(body_of(failure, self._fields, self._request_id))
+
+    def _open(self, shown: Block) -> bytes:
+        self._index += 1
+        self._is_open = True
+        return block(ContentBlockStart(self._index, shown))
+
+    def _delta(self, delta: Delta) -> bytes:
+        return block(ContentBlockDelta(self._index, delta))
+
+    def _close(self) -> bytes:
+        self._is_open = False
+        return block(ContentBlockStop(self._index)) + self._waited()
+
+    def _waited(self) -> bytes:
+        """The blocks that have waited for the open one."""
+        waiting, self._waiting = self._waiting, []
+        return b"".join(self._whole(each) for each in waiting)
+
+    def _whole(self, shown: Block) -> bytes:
+        """A block that is complete."""
+        written = b""
+        if isinstance(shown, content.HostedUse):
+            written, shown.input = bytes(shown.input), EMPTY
+        frames = self._open(shown)
+        if written:
+            frames += self._delta(InputJsonDelta(written.decode()))
+        return frames + self._close()
+
+    _writers: ClassVar[dict[type[Event], Callable[["Stream", Any], bytes]]] = {
+        events.Created: _started,
+        events.ContentPartAdded: _part_added,
+        events.ContentPartDone: _part_done,
+        events.OutputTextDelta: _text,
+        events.RefusalDelta: _text,
+        events.ReasoningTextDelta: _thought,
+        events.ReasoningSummaryTextDelta: _thought,
+        events.ReasoningSummaryPartAdded: _summary_part,
+        events.FunctionCallArgumentsDelta: _arguments,
+        events.OutputItemAdded: _item_added,
+        events.OutputItemDone: _item_done,
+        events.Completed: _ended,
+        events.Incomplete: _ended,
+        events.Failed: _failed,
+    }

@@ -10,7 +10,6 @@ from slipring.base.errors import ApiError, InvalidPrompt, InvalidRequest, Unavai
 from slipring.protocol.endpoints.translation import ErrorReply
 from slipring.protocol.events import Error
 from slipring.protocol.messages.history import Place
-from slipring.protocol.messages.requests import UNTHREADED
 
 _RENAMED = {
     "input": "messages",
@@ -207,3 +206,7 @@ def _message_of(code: str, message: str, fields: Fields, param: str | None) -> s
     styled = styled_message(message, fields.name, param)
     named = fields.name(param) if param is not None else ""
     return styled if styled.startswith(named) else f"{named}: {styled}"
+
+
+UNTHREADED = "thread_unsupported_request"
+"""The code by which clients know that they have to send their whole history."""

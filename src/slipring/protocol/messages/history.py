@@ -17,15 +17,16 @@ from msgspec import Raw, Struct
 
 from slipring.base.errors import InvalidRequest, UnsupportedParameter, quoted
 from slipring.protocol import wire
-from slipring.protocol.endpoints.translated_messages import NOTHING_KNOWN, Known, Piece
-from slipring.protocol.items import MOST_ITEMS, InputText, OutputText, numbered_call
-from slipring.protocol.messages import content, hosted_calls
+from slipring.protocol.items.items.items import MOST_ITEMS, InputText, OutputText, numbered_call
+from slipring.protocol.messages import content
 from slipring.protocol.messages.content import (
     AssistantBlock,
     McpToolUseBlock,
     NamedTool,
     Part,
+    PlacedResult,
     RedactedThinkingBlock,
+    Result,
     ResultBlock,
     ServerToolUseBlock,
     SystemBlock,
@@ -36,9 +37,10 @@ from slipring.protocol.messages.content import (
     ToolResultBlock,
     ToolUseBlock,
     UserBlock,
+    arguments_of,
 )
-from slipring.protocol.messages.hosted_calls import PlacedResult, Result, arguments_of
-from slipring.protocol.messages.loaded_tools import LoadedTools
+from slipring.protocol.messages.tools import LoadedTools
+from slipring.protocol.requests import NOTHING_KNOWN, Known, Piece
 
 _API = b"messages "
 Opens = Callable[[str], bool]
@@ -293,7 +295,7 @@ class History:
         if isinstance(block, RedactedThinkingBlock):
             return self._thought(block.data, "")
         if isinstance(block, McpToolUseBlock | ServerToolUseBlock):
-            return hosted_calls.item_of(block, results.get(block.id), where)
+            return content.item_of(block, results.get(block.id), where)
         return None
 
     def _open(self, sent_id: str, index: int, at: int) -> _Call:

@@ -7,7 +7,7 @@ import msgspec
 
 from slipring.base.errors import StartupError
 from slipring.config.tables import CheckEntry
-from slipring.safety.source import Source, naming
+from slipring.safety.source_calls import Source, naming
 from slipring.safety.sources.functions import GROUP, Functions, find_factory
 from slipring.safety.sources.guard import Engines, Guard, GuardSettings
 from slipring.safety.sources.moderations import Moderations, ModerationsSettings

@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 from slipring.base.connection_failures import reason
 from slipring.base.errors import StartupError
 from slipring.core.checks.policies import Subject
-from slipring.safety.source import Findings, SourceFailed
+from slipring.safety.source_calls import Findings, SourceFailed
 
 _MAX_ANSWER_BYTES = 4 * 2**20
 _CONNECT_TIMEOUT_S = 5.0

@@ -14,9 +14,9 @@ from msgspec import UNSET
 
 from slipring.base.errors import ApiError, InvalidRequest, NotFound, ServerError
 from slipring.core.generation import Model
-from slipring.protocol.endpoints.reply_bodies import ModelList, ModelObject, TurnList
+from slipring.protocol.endpoints.bodies import ModelList, ModelObject, TurnList
 from slipring.protocol.endpoints.translation import RESPONSES, Translation
-from slipring.protocol.messages.translation import MessagesTranslation
+from slipring.protocol.messages.requests import MessagesTranslation
 from slipring.server import peers
 from slipring.server.access.auth import Caller
 from slipring.server.background.runs import Background

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from slipring import __version__
 from slipring.base.errors import ApiError, InvalidRequest
-from slipring.protocol.chat_completions.translation import ChatTranslation
+from slipring.protocol.chat_completions.requests import ChatTranslation
 from slipring.server.access.auth import Caller
 from slipring.server.endpoints.forks import answer_with_forks
 from slipring.server.service import Service

@@ -15,17 +15,16 @@ from slipring.core.generation import ALL_ROLES, Capabilities
 from slipring.core.limits import Limits
 from slipring.core.turn.compaction import TRIGGER
 from slipring.core.turn.request_validation import new_definitions, read_include
-from slipring.protocol.definitions import Definitions
-from slipring.protocol.endpoints.conversations import (
+from slipring.protocol.endpoints.bodies import (
     ConversationObject,
     CreateConversation,
+    DeletedConversation,
     read_addition,
     read_creation,
     read_update,
 )
-from slipring.protocol.endpoints.reply_bodies import DeletedConversation
-from slipring.protocol.item_listing import present
-from slipring.protocol.items import (
+from slipring.protocol.items.item_listing import present
+from slipring.protocol.items.items.items import (
     AdditionalTools,
     ConfigurationUpdate,
     Item,
@@ -34,7 +33,8 @@ from slipring.protocol.items import (
     with_id,
 )
 from slipring.protocol.requests import read_format
-from slipring.protocol.tools import Toolset
+from slipring.protocol.tools.grammars_and_schemas import Definitions
+from slipring.protocol.tools.toolset.toolset import Toolset
 from slipring.server.access.auth import Caller
 from slipring.server.clock import now
 from slipring.server.connections.request_bodies import read_body

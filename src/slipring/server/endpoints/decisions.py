@@ -5,7 +5,7 @@ Each question is a response, whose request and events ``protocol.decisions`` tra
 
 from aiohttp import web
 
-from slipring.protocol.decisions.translation import LANES, DecisionTranslation
+from slipring.protocol.decisions import LANES, DecisionTranslation
 from slipring.server.access.auth import Caller
 from slipring.server.endpoints.forks import answer_with_forks
 from slipring.server.service import Service

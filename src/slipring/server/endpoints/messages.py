@@ -10,7 +10,7 @@ from slipring.core.chain.sealed_items import BrokenSeal
 from slipring.core.generation import Model
 from slipring.protocol.messages import requests
 from slipring.protocol.messages.models import ModelInfo, page_of
-from slipring.protocol.messages.translation import MessagesTranslation
+from slipring.protocol.messages.requests import MessagesTranslation
 from slipring.server.access.auth import Caller
 from slipring.server.endpoints.replies import json_response, request_id_of
 from slipring.server.service import Service

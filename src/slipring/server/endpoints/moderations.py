@@ -7,12 +7,7 @@ from aiohttp import web
 
 from slipring.base.errors import NotFound, Unavailable, quoted
 from slipring.core.checks.policies import Check, Subject, Verdict
-from slipring.protocol.endpoints.moderations import (
-    ModerationAnswer,
-    ModerationResult,
-    read_moderation,
-    read_texts,
-)
+from slipring.protocol.endpoints.bodies import ModerationAnswer, ModerationResult, read_moderation, read_texts
 from slipring.server.access.auth import Caller
 from slipring.server.connections.request_bodies import read_body
 from slipring.server.endpoints.replies import json_response

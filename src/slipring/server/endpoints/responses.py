@@ -13,9 +13,9 @@ from slipring.core.chain.sealed_items import Seal
 from slipring.core.chain.state import ResponseState
 from slipring.core.turn.request_validation import ENCRYPTED_REASONING, read_include
 from slipring.protocol import wire
-from slipring.protocol.endpoints.reply_bodies import DeletedResponse
+from slipring.protocol.endpoints.bodies import DeletedResponse
 from slipring.protocol.endpoints.translation import RESPONSES
-from slipring.protocol.items import Item, Reasoning, read_item
+from slipring.protocol.items.items.items import Item, Reasoning, read_item
 from slipring.protocol.responses import Response
 from slipring.server.access.auth import Caller
 from slipring.server.background import cancelled_and_orphaned_runs, event_stream

@@ -32,8 +32,8 @@ from slipring.mcp.protocol.tools import (
     ToolResult,
 )
 from slipring.mcp.redaction import Redaction
-from slipring.protocol.hosted.hosted_items import CallError, HttpError, ProtocolError, ToolError
-from slipring.protocol.pictures.item_pictures import Picture, described, picture_of
+from slipring.protocol.items.hosted_items import CallError, HttpError, ProtocolError, ToolError
+from slipring.protocol.items.item_pictures import Picture, described, picture_of
 
 _MOST_IMAGES = 16
 """Of one result. Others are named."""

@@ -17,11 +17,10 @@ from slipring.core.limits import Limits
 from slipring.mcp.failures import RequestRefused
 from slipring.mcp.limits import McpLimits
 from slipring.mcp.servers import Credential, HttpServer, McpServer, StdioServer
-from slipring.mcp.transports.public_addresses import Reach
-from slipring.mcp.transports.registered_addresses import RegisteredAddresses
+from slipring.mcp.transports.addresses import Reach, RegisteredAddresses
 from slipring.mcp.url_policy import UrlPolicy, admit, parse_url
-from slipring.protocol.hosted.builtin_tools import BuiltinKind
-from slipring.protocol.hosted.mcp_tools import McpTool
+from slipring.protocol.tools.mcp_tools import McpTool
+from slipring.protocol.tools.tool_types import BuiltinKind
 from slipring.server.access.auth import Caller
 from slipring.stores.keys import Key
 

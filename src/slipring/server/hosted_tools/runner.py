@@ -28,10 +28,9 @@ from slipring.mcp.failures import McpFailure, Outcome
 from slipring.mcp.protocol.session import ProgressUpdate
 from slipring.mcp.protocol.tools import Tool
 from slipring.mcp.redaction import Redaction, of_results
-from slipring.protocol.definitions import MOST_TOOLS
-from slipring.protocol.hosted.builtin_tools import BuiltinKind
-from slipring.protocol.hosted.hosted_items import CallError, ProtocolError
-from slipring.protocol.hosted.mcp_tools import ListedTool, McpTool, ToolHints, place_of
+from slipring.protocol.items.hosted_items import CallError, ProtocolError
+from slipring.protocol.tools.mcp_tools import ListedTool, McpTool, ToolHints, place_of
+from slipring.protocol.tools.tool_types import MOST_TOOLS, BuiltinKind
 from slipring.server.access.auth import Caller
 from slipring.server.clock import clock
 from slipring.server.hosted_tools.call_results import (

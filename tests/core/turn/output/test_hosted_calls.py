@@ -19,7 +19,7 @@ from slipring.core.hosted_tools import CallOutcome, CallProgress, FetchedList
 from slipring.core.session.actions import Resolved
 from slipring.core.turn.output.hosted_calls import LOST
 from slipring.core.turn.output.rejected_calls import LIMIT_REACHED, MOST_REJECTED, NOT_OFFERED
-from slipring.protocol.hosted.hosted_items import HttpError, ProtocolError
+from slipring.protocol.items.hosted_items import HttpError, ProtocolError
 from tests.core.connection import (
     Connection,
     Json,

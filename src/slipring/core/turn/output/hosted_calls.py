@@ -12,10 +12,10 @@ from slipring.core.turn.output.call_items import HostedForm, McpForm, begin_call
 from slipring.core.turn.output.numbered_items import NumberedItems
 from slipring.core.turn.output.rejected_calls import RefusedCall, RejectedCall, Rejections
 from slipring.protocol import events
-from slipring.protocol.hosted.hosted_items import CallError, ProtocolError, error_text
-from slipring.protocol.hosted.mcp_tools import ListedTool
-from slipring.protocol.items import Item
+from slipring.protocol.items.hosted_items import CallError, ProtocolError, error_text
+from slipring.protocol.items.items.items import Item
 from slipring.protocol.responses import McpApprovalRequestItem, McpListToolsItem
+from slipring.protocol.tools.mcp_tools import ListedTool
 
 _REQUEST_CANCELLED = -32800
 LOST = CallOutcome(

@@ -30,9 +30,10 @@ from slipring.core.turn.output.hosted_calls import HostedCalls, OpenApproval, Op
 from slipring.core.turn.output.numbered_items import CLIENT_CALLS, NumberedItems
 from slipring.core.turn.output.rejected_calls import RefusedCall, RejectedCall
 from slipring.core.turn.output.upstream_items import UpstreamItems
-from slipring.protocol import events, item_listing, wire
+from slipring.protocol import events, wire
 from slipring.protocol.events import Event
-from slipring.protocol.items import Item
+from slipring.protocol.items import item_listing
+from slipring.protocol.items.items.items import Item
 from slipring.protocol.responses import (
     CompactionItem,
     ItemStatus,

@@ -34,7 +34,7 @@ from slipring.engines.constraints.lark.lark_parser import (
     parse_regex,
 )
 from slipring.engines.constraints.lark.productions import MAX_TERMINAL_CHARS, Key, Productions, State
-from slipring.protocol.definitions import Grammar
+from slipring.protocol.tools.grammars_and_schemas import Grammar
 
 ANY_STRING = Grammar("regex", r"[\s\S]*")
 _WITH_HALFWAY = (State(True), State(True, True), State(False))

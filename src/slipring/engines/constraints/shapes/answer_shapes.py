@@ -39,7 +39,7 @@ from slipring.prompts.parsing.output_format import (
     TaggedCalls,
 )
 from slipring.prompts.parsing.output_parser import call_reader
-from slipring.protocol.tools import Offer
+from slipring.protocol.tools.toolset.toolset import Offer
 
 _INDEX: Final = Pattern("[0-9]{1,4}")
 _ID: Final = Pattern("[A-Za-z0-9]{9}")

@@ -6,7 +6,7 @@ A shape may be part of several others: a writer that can name parts writes it on
 from dataclasses import dataclass
 from typing import Final
 
-from slipring.protocol.definitions import Grammar
+from slipring.protocol.tools.grammars_and_schemas import Grammar
 
 
 @dataclass(frozen=True, slots=True, eq=False)

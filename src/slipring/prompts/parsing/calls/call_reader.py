@@ -12,7 +12,7 @@ from slipring.prompts.parsing.calls.json_scanner import SPACE
 from slipring.prompts.parsing.held_text import BrokenCall, HeldText, MarkerFinder, Reading
 from slipring.prompts.parsing.output_format import CallLayout, is_unmistakable
 from slipring.prompts.tool_definitions import flat_name, parameters_of
-from slipring.protocol.tools import CallableTool, Offer
+from slipring.protocol.tools.toolset.toolset import CallableTool, Offer
 
 MAX_NAME: Final = 256
 """Characters of a tool's name or an argument's key, with what belongs to it."""

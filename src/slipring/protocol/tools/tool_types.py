@@ -1,14 +1,13 @@
 """Who runs a tool of a request, by its type: the client or a server."""
 
 from collections.abc import Iterator
+from typing import Literal
 
 import msgspec
 from msgspec import Raw, Struct, UnsetType
 
 from slipring.base.errors import UnsupportedParameter, quoted
 from slipring.protocol import wire
-from slipring.protocol.definitions import MOST_TOOLS
-from slipring.protocol.hosted.builtin_tools import KIND_OF_TYPE
 
 CLIENT_TYPES = frozenset(
     {
@@ -79,3 +78,19 @@ def _hosted(tools: Raw | UnsetType) -> Iterator[tuple[str, _ToolHead]]:
         outline = wire.decode(_outline, raw, where=where)
         if outline.is_hosted:
             yield where, outline
+
+
+BuiltinKind = Literal["web_search", "file_search", "code_interpreter"]
+
+KIND_OF_TYPE: dict[str, BuiltinKind] = {
+    "web_search": "web_search",
+    "web_search_2025_08_26": "web_search",
+    "web_search_preview": "web_search",
+    "web_search_preview_2025_03_11": "web_search",
+    "file_search": "file_search",
+    "code_interpreter": "code_interpreter",
+}
+"""The versions of each tool."""
+
+MOST_TOOLS = 2000
+"""Per list, including tools inside namespaces. Reading more would block the event loop for too long."""

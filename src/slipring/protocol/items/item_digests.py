@@ -13,7 +13,8 @@ from zlib import crc32
 
 import msgspec
 
-from slipring.protocol.items import (
+from slipring.protocol.items.item_pictures import BadPicture, is_data, pictures
+from slipring.protocol.items.items.items import (
     SEPARATOR,
     AdditionalTools,
     CallOutput,
@@ -29,7 +30,6 @@ from slipring.protocol.items import (
     computed_once,
     plain_text,
 )
-from slipring.protocol.pictures.item_pictures import BadPicture, is_data, pictures
 
 _encode = msgspec.msgpack.Encoder().encode
 _DIGEST_BYTES = 32

@@ -14,7 +14,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from slipring.base.errors import InvalidRequest, UnsupportedParameter
 from slipring.protocol import wire
-from slipring.protocol.definitions import MOST_TOOLS
+from slipring.protocol.tools.tool_types import MOST_TOOLS
 from slipring.protocol.wire import given
 
 Label = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"\A[A-Za-z0-9_-]+\Z")]

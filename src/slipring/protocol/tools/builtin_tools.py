@@ -6,26 +6,15 @@ becomes a function.
 """
 
 from collections.abc import Mapping
-from typing import Literal
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from slipring.base.errors import UnsupportedParameter
 from slipring.protocol import wire
-from slipring.protocol.definitions import MOST_TOOLS
+from slipring.protocol.tools.tool_types import KIND_OF_TYPE, MOST_TOOLS, BuiltinKind
 from slipring.protocol.wire import given
 
-BuiltinKind = Literal["web_search", "file_search", "code_interpreter"]
-KIND_OF_TYPE: dict[str, BuiltinKind] = {
-    "web_search": "web_search",
-    "web_search_2025_08_26": "web_search",
-    "web_search_preview": "web_search",
-    "web_search_preview_2025_03_11": "web_search",
-    "file_search": "file_search",
-    "code_interpreter": "code_interpreter",
-}
-"""The versions of each tool."""
 TAG = "slipring.builtin"
 _LONGEST_TYPE = 100
 """Characters of a type that a message quotes."""

@@ -12,8 +12,6 @@ from msgspec import Meta, Raw, Struct, UnsetType, structs
 from slipring.base.errors import InvalidRequest
 from slipring.protocol import wire
 
-MOST_TOOLS = 2000
-"""Per list, including tools inside namespaces. Reading more would block the event loop for too long."""
 _TOTAL_FACTOR = 2
 """The grammars of a request may have this many times ``max_grammar_bytes`` in total."""
 

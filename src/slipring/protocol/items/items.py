@@ -16,7 +16,16 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType, structs
 
 from slipring.base.errors import InvalidRequest, quoted
 from slipring.protocol import wire
-from slipring.protocol.client_tools import (
+from slipring.protocol.items.hosted_items import (
+    CodeInterpreterCall,
+    FileSearchCall,
+    McpApprovalRequest,
+    McpApprovalResponse,
+    McpCall,
+    McpListTools,
+    WebSearchCall,
+)
+from slipring.protocol.tools.client_tools import (
     ApplyPatchCall,
     ApplyPatchCallOutput,
     CallId,
@@ -27,15 +36,6 @@ from slipring.protocol.client_tools import (
     LocalShellCallOutput,
     ShellCall,
     ShellCallOutput,
-)
-from slipring.protocol.hosted.hosted_items import (
-    CodeInterpreterCall,
-    FileSearchCall,
-    McpApprovalRequest,
-    McpApprovalResponse,
-    McpCall,
-    McpListTools,
-    WebSearchCall,
 )
 
 F = TypeVar("F")

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 
 from slipring.protocol import wire
-from slipring.protocol.hosted.mcp_tools import ListedTool
+from slipring.protocol.tools.mcp_tools import ListedTool
 
 CallStatus = Literal["in_progress", "calling", "completed", "incomplete", "failed"]
 

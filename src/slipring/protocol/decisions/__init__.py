@@ -1,1 +1,0 @@
-"""The Decisions API: questions about one input, answered with probabilities."""

@@ -1,1 +1,0 @@
-"""Tools that the server runs itself: how requests define them, and the items and errors of their calls."""

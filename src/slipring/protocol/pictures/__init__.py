@@ -1,1 +1,0 @@
-"""Pictures: image files, and the images in items."""
