@@ -18,11 +18,11 @@ import pytest
 from anyio.from_thread import start_blocking_portal
 from msgspec import structs
 
+from slipring.engines.engine_hosts import Borrowed
 from slipring.engines.llama.engine import LlamaEngine
 from slipring.engines.llama.options import LlamaOptions
 from slipring.engines.llama.served_model import locate
 from slipring.engines.llama.worker_shares import EmbeddedOwner
-from slipring.engines.shared_engines import Borrowed
 from tests.harness import Running, serve
 from tests.prompts.gguf_writer import write_projector, write_tiny_model
 from tests.prompts.vocabulary import short_metadata

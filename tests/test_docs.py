@@ -19,13 +19,13 @@ from slipring.config.tables import CheckEntry, McpRegistration
 from slipring.core.limits import Limits
 from slipring.core.session import actions
 from slipring.core.session.actions import Action, Work
+from slipring.engines.addresses_and_options import reference
 from slipring.engines.catalog import Catalog, open_engine
 from slipring.engines.chat import options as chat
 from slipring.engines.hub.model_names import full_name
 from slipring.engines.llama.options import LlamaOptions, read_options
 from slipring.engines.llama.packaged_model import MODEL_COMMAND
 from slipring.engines.llama.served_model import locate, name_of
-from slipring.engines.options import reference
 from slipring.engines.remote.upstream import UpstreamOptions
 from slipring.engines.responses import options as responses
 from slipring.engines.simulated.options import SimulatedOptions

@@ -1,6 +1,7 @@
 """Matches texts against grammars of custom tools."""
 
-from slipring.engines.constraints.grammar_matcher import TextMatcher, compile_grammar
+from slipring.engines.constraints.grammar_checks import compile_grammar
+from slipring.engines.constraints.grammar_compiler import TextMatcher
 from slipring.protocol.tools.grammars_and_schemas import Grammar
 
 STATES = 10_000

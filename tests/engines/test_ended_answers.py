@@ -10,10 +10,10 @@ import pytest
 from slipring.core.generation import Job
 from slipring.core.turn.turn import Turn
 from slipring.engines.chat.answer import ChatAnswer
-from slipring.engines.job_queue import Ticket
 from slipring.engines.remote.http_connection import Answer, EventStream
 from slipring.engines.remote.streamed_answer import AnswerReader
 from slipring.engines.responses.answer import ResponsesAnswer
+from slipring.engines.scheduling.job_queue import Ticket
 from slipring.engines.tokens.job_exchange import JobExchange, SessionExchange
 from slipring.engines.tokens.sessions import Lease
 from slipring.engines.tokens.token_answer import TokenAnswer

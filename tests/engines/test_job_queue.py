@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from slipring.base.errors import RateLimited, ServerError
-from slipring.engines.job_queue import JobQueue
+from slipring.engines.scheduling.job_queue import JobQueue
 
 
 async def test_tenants_take_turns_and_each_keeps_its_own_order() -> None:

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from slipring.base.errors import StartupError, Unavailable
+from slipring.engines.engine_hosts import Borrowed, Share
 from slipring.engines.llama.engine import LlamaEngine
 from slipring.engines.llama.options import LlamaOptions
 from slipring.engines.llama.served_model import locate
 from slipring.engines.llama.worker_shares import EmbeddedOwner, ExternalOwner
-from slipring.engines.shared_engines import Borrowed, Share
 from tests.engines.fakes.server import started
 from tests.engines.llama.test_llama_engine import ASK, GREEDY, three_chains
 from tests.harness import Running, serve

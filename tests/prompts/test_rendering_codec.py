@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from slipring.base.errors import InvalidRequest
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import Positions, ResponseState
-from slipring.engines.llama.slots import shared_tokens
+from slipring.engines.llama.slots_and_saved_contexts import shared_tokens
 from slipring.prompts import rendering_codec
 from slipring.prompts.rendering import EncodedIds, Preface, Rendered, Renderer, Rendering, empty
 from slipring.prompts.rendering_codec import RenderingCodec

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from slipring.engines.constraints import grammar_matcher
+from slipring.engines.constraints import grammar_checks
 
 HOLD = "hold "
 
@@ -16,4 +16,4 @@ def check_grammar(syntax: str, definition: str, max_states: int) -> str | None:
         return None
     if definition == "crash":
         os.abort()
-    return grammar_matcher.check_grammar(syntax, definition, max_states)
+    return grammar_checks.check_grammar(syntax, definition, max_states)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from slipring.core.limits import Limits
-from slipring.engines.constraints import grammar_matcher, sample_values
+from slipring.engines.constraints import grammar_checks, sample_values
 from slipring.sandbox.sandbox import TASKS
 from tests.harness import FAST, PuppetEngine, Running, serve
 from tests.sandbox.holding import HOLD
@@ -191,7 +191,7 @@ async def test_compiler_processes_end_with_the_server(held: Path) -> None:
 async def test_nothing_is_compiled_on_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither to check grammars and follow them, nor to generate inputs and documents."""
     threads: list[int] = []
-    compile = grammar_matcher._compile
+    compile = grammar_checks._compile
 
     def compile_recorded(text: str, max_states: int) -> Any:
         threads.append(threading.get_ident())
@@ -200,9 +200,9 @@ async def test_nothing_is_compiled_on_the_event_loop(monkeypatch: pytest.MonkeyP
     def here(*_: Any) -> Any:
         raise AssertionError("compiled in the process that serves")
 
-    monkeypatch.setattr(grammar_matcher, "_compile", compile_recorded)
-    monkeypatch.setattr(grammar_matcher, "check_grammar", here)
-    monkeypatch.setattr(grammar_matcher, "syntax_error", here)
+    monkeypatch.setattr(grammar_checks, "_compile", compile_recorded)
+    monkeypatch.setattr(grammar_checks, "check_grammar", here)
+    monkeypatch.setattr(grammar_checks, "syntax_error", here)
     monkeypatch.setattr(sample_values, "sample_document", here)
     monkeypatch.setattr(sample_values, "sample_input", here)
     async with shared() as server:

@@ -28,8 +28,6 @@ from slipring.base.standard_streams import print_encoded
 from slipring.config import settings as setting_flags
 from slipring.config.settings import ADMIN_AUTO, ADMIN_OFF, Config
 from slipring.engines.catalog import check_options, open_engine
-from slipring.engines.hub.context_and_slots import available_memory
-from slipring.engines.hub.gguf_variants import gigabytes
 from slipring.engines.hub.model_hub import ModelHub
 from slipring.engines.hub.model_names import (
     Fetch,
@@ -39,6 +37,7 @@ from slipring.engines.hub.model_names import (
     opened_name,
     to_fetch,
 )
+from slipring.engines.hub.quantization_and_memory import available_memory, gigabytes
 from slipring.server.access.auth import require_admin_key, require_keys
 from slipring.server.connections.open_connections import is_reduced, raise_limit, room_for_connections
 from slipring.server.process.listening_sockets import listen

@@ -6,9 +6,8 @@ from datetime import UTC, datetime
 import msgspec
 
 from slipring.base.standard_streams import print_encoded, table
-from slipring.engines.hub.context_and_slots import available_memory
-from slipring.engines.hub.gguf_variants import gigabytes
 from slipring.engines.hub.model_hub import HeldModel, ModelHub
+from slipring.engines.hub.quantization_and_memory import available_memory, gigabytes
 
 _EXAMPLE = "Qwen/Qwen3-4B-GGUF"
 _EXAMPLE_SIZE = "2.5 GB"

@@ -13,7 +13,7 @@ from slipring.base.errors import ModelNotFound, StartupError, suggestion
 from slipring.core.chain.head import Head
 from slipring.core.generation import Defaults, Emit, Hosting, Job, Model, Position
 from slipring.engines.base import Engine, PositionCodec
-from slipring.engines.shared_engines import Borrowed, Owner
+from slipring.engines.engine_hosts import Borrowed, Owner
 
 
 def _simulated(rest: str) -> Engine:

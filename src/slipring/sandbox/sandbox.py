@@ -105,11 +105,11 @@ class FairQueue(Generic[T]):
 log = logging.getLogger("slipring")
 
 TASKS: Mapping[str, str] = {
-    "check_grammar": "slipring.engines.constraints.grammar_matcher",
+    "check_grammar": "slipring.engines.constraints.grammar_checks",
     "sample_document": "slipring.engines.constraints.sample_values",
     "sample_input": "slipring.engines.constraints.sample_values",
-    "write_constraint": "slipring.engines.constraints.answer_constraint",
-    "write_structural_tag": "slipring.engines.constraints.answer_constraint",
+    "write_constraint": "slipring.engines.constraints.server_constraint",
+    "write_structural_tag": "slipring.engines.constraints.server_constraint",
     "write_grammar": "slipring.engines.constraints.llama_grammar",
 }
 """The functions that a child may call, each with its module. Only the child imports these modules: this layer

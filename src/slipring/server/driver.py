@@ -56,8 +56,7 @@ from slipring.core.session.actions import (
 from slipring.core.session.session import Session
 from slipring.core.turn.delivery import Deliver
 from slipring.core.turn.turn import Joined, Turn
-from slipring.engines import stop_sequences
-from slipring.engines.constraints import custom_tool_inputs
+from slipring.engines.constraints import custom_tool_inputs, stop_sequences
 from slipring.protocol.events import Event
 from slipring.protocol.items.item_pictures import image_count
 from slipring.protocol.items.items.items import Item

@@ -16,7 +16,7 @@ from slipring.protocol.tools.toolset.toolset import Offer, Toolset
 from slipring.base.errors import InvalidRequest, UnsupportedParameter
 from slipring.core.chain.head import Head
 from slipring.core.generation import Job, Settings
-from slipring.engines.constraints import answer_constraint, llama_grammar
+from slipring.engines.constraints import llama_grammar, server_constraint
 from slipring.engines.constraints.grammar_compiler import IN_THREAD
 from slipring.engines.constraints.llama_grammar import constrains_calls
 from slipring.prompts.parsing.output_format import OutputFormat
@@ -56,7 +56,7 @@ def grammar_of(job: Job, writes: TemplateRenderer, *, opens_thought: bool = Fals
 
 def constraint_of(job: Job, writes: TemplateRenderer, *, grammars: bool = True) -> Any:
     """The text of a grammar, a decoded schema, or None."""
-    constraint = asyncio.run(answer_constraint.constraint_of(job, writes, IN_THREAD, grammars=grammars))
+    constraint = asyncio.run(server_constraint.constraint_of(job, writes, IN_THREAD, grammars=grammars))
     if constraint is None:
         return None
     return constraint.text if constraint.kind == "grammar" else json.loads(constraint.text)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from slipring.engines.constraints.grammar_matcher import check_grammar
+from slipring.engines.constraints.grammar_checks import check_grammar
 from slipring.protocol.tools.grammars_and_schemas import Grammar
 from tests.engines.fitting import STATES, fits, text_matcher
 

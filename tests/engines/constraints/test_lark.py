@@ -11,14 +11,14 @@ from itertools import product
 import pytest
 from llguidance import LLMatcher, LLTokenizer, grammar_from
 
-from slipring.engines.constraints.lark.lark_parser import (
+from slipring.engines.constraints.json_string_grammar import gbnf_rules, llguidance_rules
+from slipring.engines.constraints.lark_and_regex_parser import (
     Unsupported,
     is_nullable,
     parse_lark,
     parse_regex,
     without_empty,
 )
-from slipring.engines.constraints.lark.writers import gbnf_rules, llguidance_rules
 from slipring.protocol.tools.grammars_and_schemas import Grammar
 from tests.engines.fitting import fits
 

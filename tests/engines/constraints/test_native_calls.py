@@ -17,9 +17,9 @@ from slipring.protocol.tools.toolset.toolset import Offer, Toolset
 from slipring.base.errors import InvalidRequest
 from slipring.core.chain.head import Head
 from slipring.core.generation import CallArguments, CallStarted, Job, Settings
-from slipring.engines.constraints.answer_constraint import tag_of
 from slipring.engines.constraints.grammar_compiler import IN_THREAD
 from slipring.engines.constraints.llama_grammar import grammar_of
+from slipring.engines.constraints.server_constraint import tag_of
 from slipring.prompts.parsing.answer_writer import Call
 from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.prompts.tokenization.tokenizer import Tokenizer

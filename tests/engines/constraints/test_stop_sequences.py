@@ -16,7 +16,7 @@ from slipring.core.generation import (
     Text,
     Thought,
 )
-from slipring.engines.stop_sequences import watched
+from slipring.engines.constraints.stop_sequences import watched
 from slipring.protocol.responses import Logprob
 from tests.engines.constraints.test_custom_inputs import job_with
 from tests.harness import serve

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from slipring.engines.hub import context_and_slots
-from slipring.engines.hub.context_and_slots import Fit, available_memory, bytes_per_token, fit
+from slipring.engines.hub import quantization_and_memory
+from slipring.engines.hub.quantization_and_memory import Fit, available_memory, bytes_per_token, fit
 
 GB = 10**9
 QWEN3_8B: dict[str, Any] = {
@@ -68,8 +68,8 @@ def test_a_fit_says_what_it_takes() -> None:
 def test_the_memory_of_a_machine_and_of_its_control_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(context_and_slots, "_MEMORY_TABLE", tmp_path / "meminfo")
-    monkeypatch.setattr(context_and_slots, "_GROUP", tmp_path)
+    monkeypatch.setattr(quantization_and_memory, "_MEMORY_TABLE", tmp_path / "meminfo")
+    monkeypatch.setattr(quantization_and_memory, "_GROUP", tmp_path)
     total = available_memory()
     assert total is None or total > 0
     (tmp_path / "meminfo").write_text("MemTotal: 100 kB\nMemAvailable:   64 kB\n")

@@ -3,7 +3,7 @@
 import pytest
 
 from slipring.base.errors import StartupError
-from slipring.engines.hub.gguf_variants import (
+from slipring.engines.hub.quantization_and_memory import (
     HubFile,
     Variant,
     choose,

@@ -140,7 +140,7 @@ def test_a_file_that_the_hub_does_not_give_as_a_whole_is_left_to_the_client(
 def test_nothing_is_fetched_if_it_does_not_fit_or_must_not_be(
     fake: FakeHub, hub: ModelHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("slipring.engines.hub.resumed_download.free_bytes", lambda directory: 8)
+    monkeypatch.setattr("slipring.engines.hub.model_hub.free_bytes", lambda directory: 8)
     with pytest.raises(StartupError, match=r"0\.0 MB are to be fetched into .*, whose disk has 0\.0 MB left"):
         hub.fetch_gguf(NAME, None)
 
@@ -237,11 +237,11 @@ def test_the_disk_must_have_room_for_model_and_projector(
     fake: FakeHub, hub: ModelHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake.repositories[MODEL]["mmproj-F16.gguf"] = b"projector"
-    monkeypatch.setattr("slipring.engines.hub.resumed_download.free_bytes", lambda directory: 17)
+    monkeypatch.setattr("slipring.engines.hub.model_hub.free_bytes", lambda directory: 17)
     with pytest.raises(StartupError, match="are to be fetched into"):
         hub.fetch_gguf(NAME, None, sees=True)
     assert fake.downloads(".gguf") == []
-    monkeypatch.setattr("slipring.engines.hub.resumed_download.free_bytes", lambda directory: 18)
+    monkeypatch.setattr("slipring.engines.hub.model_hub.free_bytes", lambda directory: 18)
     hub.fetch_gguf(NAME, None, sees=True)
 
 

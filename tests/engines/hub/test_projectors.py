@@ -2,12 +2,8 @@
 
 import pytest
 
-from slipring.engines.hub.gguf_variants import (
-    HubFile,
-    choose,
-    variants_of,
-)
 from slipring.engines.hub.projectors import why_blind, with_projector
+from slipring.engines.hub.quantization_and_memory import HubFile, choose, variants_of
 
 GB = 10**9
 

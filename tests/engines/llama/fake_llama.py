@@ -9,8 +9,7 @@ from typing import Any
 
 from slipring.base.errors import Unavailable
 from slipring.core.chain.head import Head
-from slipring.engines.llama.saved_contexts import SavedContexts
-from slipring.engines.llama.slots import SlotRequest, Slots
+from slipring.engines.llama.slots_and_saved_contexts import SavedContexts, SlotRequest, Slots
 from slipring.prompts.rendering import Preface, Rendered, empty
 from slipring.protocol.requests import TEXT
 

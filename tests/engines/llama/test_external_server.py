@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from slipring.base.errors import StartupError, Unavailable
-from slipring.engines.llama.api import RemoteVocabulary
 from slipring.engines.llama.engine import LlamaEngine
 from slipring.engines.llama.options import LlamaOptions
 from slipring.engines.remote.http_client import HttpClient
+from slipring.engines.tokens.remote_vocabulary import RemoteVocabulary
 from slipring.prompts.rendering import Renderer
 from slipring.prompts.tokenization.tokenizer import Tokenizer, UnknownVocabulary
 from tests.engines.fakes.server import started

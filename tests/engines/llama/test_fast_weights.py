@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import pytest
 
-from slipring.engines.llama import fast_weights
+from slipring.engines.llama import packaged_model
 from slipring.engines.llama.engine import LlamaEngine
-from slipring.engines.llama.fast_weights import as_q8_0, cache_directory, fast_copy, file_to_load
 from slipring.engines.llama.options import LlamaOptions
+from slipring.engines.llama.packaged_model import as_q8_0, cache_directory, fast_copy, file_to_load
 from slipring.engines.llama.served_model import locate
 from slipring.prompts.tokenization.gguf_metadata import GgufError, read_layout
 from tests.harness import serve
@@ -106,7 +106,7 @@ def source(tmp_path: Path) -> Path:
 @pytest.fixture
 def packaged(source: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
     """The same file as the packaged model, and a cache directory that does not exist yet."""
-    monkeypatch.setattr(fast_weights, "packaged_model", lambda: str(source))
+    monkeypatch.setattr(packaged_model, "packaged_model", lambda: str(source))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return str(source)
 
@@ -154,11 +154,11 @@ def test_weights_are_within_half_a_step_and_all_else_is_as_it_was(
 
 
 def test_a_large_tensor_is_converted_in_pieces_like_its_blocks(tmp_path: Path) -> None:
-    large = blocks_of(32, fast_weights._BLOCKS_AT_ONCE + 3)
+    large = blocks_of(32, packaged_model._BLOCKS_AT_ONCE + 3)
     plain = Stored((100_000,), F32, Random(1).randbytes(400_000))
     _, (converted, unchanged) = parts(fast_copy(write(tmp_path / "Large.gguf", large, plain), tmp_path))
     assert unchanged.data == plain.data
-    last = fast_weights._BLOCKS_AT_ONCE + 2
+    last = packaged_model._BLOCKS_AT_ONCE + 2
     for number in (0, 1, last - 4, last - 3, last - 2, last - 1, last):
         alone = as_q8_0(large.data[number * 20 : number * 20 + 20])
         assert converted.data[number * 34 : number * 34 + 34] == alone
@@ -233,7 +233,7 @@ def test_another_file_or_version_makes_another_copy_and_removes_the_others(
     expect_another()
     source = source.rename(tmp_path / "Renamed-Q4_1.gguf")
     expect_another()
-    monkeypatch.setattr(fast_weights, "_VERSION", fast_weights._VERSION + 1)
+    monkeypatch.setattr(packaged_model, "_VERSION", packaged_model._VERSION + 1)
     expect_another()
 
 

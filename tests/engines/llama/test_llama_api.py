@@ -4,10 +4,10 @@ import pytest
 from aiohttp import web
 
 from slipring.base.errors import ServerError
+from slipring.engines.engine_hosts import Host
 from slipring.engines.llama.answer import PrefillReader
 from slipring.engines.llama.api import Api
-from slipring.engines.llama.slots import Slot
-from slipring.engines.shared_engines import Host
+from slipring.engines.llama.slots_and_saved_contexts import Slot
 from tests.engines.remote.test_http_client import serving
 
 

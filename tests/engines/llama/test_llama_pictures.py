@@ -7,9 +7,9 @@ import pytest
 
 from slipring.base.errors import StartupError
 from slipring.core.limits import Limits
-from slipring.engines.llama.api import pictured_prompt
 from slipring.engines.llama.engine import LlamaEngine
 from slipring.engines.llama.options import LlamaOptions, read_options
+from slipring.engines.llama.pictures import pictured_prompt
 from slipring.engines.llama.served_model import projector_of
 from slipring.prompts.rendering import picture_id
 from slipring.prompts.tokenization.control_token_guard import ContextSpeller

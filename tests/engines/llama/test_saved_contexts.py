@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from slipring.engines.llama.api import Unsupported
-from slipring.engines.llama.slots import SlotRequest
+from slipring.engines.llama.slots_and_saved_contexts import SlotRequest
 from tests.engines.llama.fake_llama import BYTES_PER_TOKEN, FakeLlama, chain, settle, then
 
 

@@ -16,13 +16,18 @@ from slipring.protocol.tools.toolset.toolset import Offer
 from slipring.base.errors import ApiError, Unavailable
 from slipring.core.chain.head import Head
 from slipring.core.generation import Capabilities, Delta, Finished, Job, Model, Prefill, Settings
-from slipring.engines.job_queue import JobQueue
+from slipring.engines.engine_hosts import Host
 from slipring.engines.llama.api import Api, Chunk, Progress
 from slipring.engines.llama.engine import LlamaEngine
-from slipring.engines.llama.saved_contexts import MIN_TOKENS, SavedContexts
-from slipring.engines.llama.slots import Slot, SlotRequest, Slots
+from slipring.engines.llama.slots_and_saved_contexts import (
+    MIN_TOKENS,
+    SavedContexts,
+    Slot,
+    SlotRequest,
+    Slots,
+)
 from slipring.engines.remote.streamed_answer import Consumer
-from slipring.engines.shared_engines import Host
+from slipring.engines.scheduling.job_queue import JobQueue
 from slipring.engines.tokens.sampling import Sampling
 from slipring.prompts.rendering import Rendered
 from tests.engines.emitting import deltas_of

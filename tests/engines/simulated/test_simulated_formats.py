@@ -28,8 +28,7 @@ from slipring.core.generation import (
 from slipring.engines.constraints.sample_values import SampleDocument
 from slipring.engines.simulated.options import SimulatedOptions
 from slipring.engines.simulated.plan import Content
-from slipring.engines.simulated.tokenized import TokenizedEngine
-from slipring.engines.simulated.wording import Wording
+from slipring.engines.simulated.tokenized import TokenizedEngine, Wording
 from slipring.engines.tokens.token_answer import Piece, TokenAnswer
 from slipring.prompts.templates.probed_template import ModelTemplate
 from slipring.prompts.templates.template_renderer import TemplateRenderer

@@ -164,7 +164,7 @@ async def test_tenants_do_not_share_cached_blocks(recorded: tuple[Recorded, Runn
 
 
 async def test_the_block_cache_evicts_at_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slipring.engines.simulated.tokenized._MAX_BLOCKS", 4)
+    monkeypatch.setattr("slipring.engines.simulated.prefix_cache._MAX_BLOCKS", 4)
     engine = Recorded()
     for text in ("one " * 100, "two " * 100, "one " * 100):
         await deltas_of(engine, job_for(engine, input=(user_message(text),)))

@@ -18,7 +18,7 @@ from slipring import __version__
 from slipring.config.settings import Config
 from slipring.config.tables import ModelEntry
 from slipring.core.limits import Limits
-from slipring.engines.shared_engines import Share
+from slipring.engines.engine_hosts import Share
 from slipring.server.admin.workers_source import WorkersSource
 from slipring.server.process import worker_messages
 from slipring.server.process.listening_sockets import reserve

@@ -11,17 +11,17 @@ from pathlib import Path
 from msgspec import Struct
 
 from slipring.base.errors import StartupError, suggestion
-from slipring.engines.catalog import KINDS, open_engine
-from slipring.engines.llama.options import LlamaOptions, read_options
-from slipring.engines.llama.packaged_model import PACKAGED_SAMPLING, packaged_model
-from slipring.engines.llama.served_model import ask_server, file_of, name_of, projector_of
-from slipring.engines.options import (
+from slipring.engines.addresses_and_options import (
     RenderingOptions,
     dialect_option,
     read_pairs,
     thinking_option,
     variables_option,
 )
+from slipring.engines.catalog import KINDS, open_engine
+from slipring.engines.llama.options import LlamaOptions, read_options
+from slipring.engines.llama.packaged_model import PACKAGED_SAMPLING, packaged_model
+from slipring.engines.llama.served_model import ask_server, file_of, name_of, projector_of
 from slipring.engines.remote.http_client import HttpClient
 from slipring.engines.tokens.model_files import ModelInfo, control_tokens, read_gguf, read_tokenizer
 from slipring.engines.tokens.sampling import Sampling

@@ -6,7 +6,7 @@ is kept and goes with every request.
 
 from dataclasses import dataclass
 
-from slipring.engines.options import option, read_address, read_pairs
+from slipring.engines.addresses_and_options import option, read_address, read_pairs
 from slipring.engines.remote.upstream import UpstreamOptions
 from slipring.engines.scheduling.priorities_and_hints import hints_option
 

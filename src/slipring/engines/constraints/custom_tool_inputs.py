@@ -22,8 +22,7 @@ from slipring.core.generation import (
     Prefilled,
     deliver,
 )
-from slipring.engines.constraints.grammar_compiler import Compiler
-from slipring.engines.constraints.grammar_matcher import TextMatcher
+from slipring.engines.constraints.grammar_compiler import Compiler, TextMatcher
 from slipring.protocol.tools.grammars_and_schemas import Grammar
 
 Grammars = dict[tuple[str | None, str], Grammar]

@@ -1,4 +1,7 @@
-"""Compiles the grammars and schemas of clients within limits, and caches compiled grammars."""
+"""Compiles the grammars and schemas of clients within limits, and caches compiled grammars.
+
+PURPOSE.
+"""
 
 import asyncio
 from collections import OrderedDict
@@ -6,10 +9,38 @@ from collections.abc import Iterable
 from typing import Any
 
 from slipring.base.errors import InvalidRequest, TooExpensive
-from slipring.engines.constraints import grammar_matcher
-from slipring.engines.constraints.grammar_matcher import TextMatcher
+from slipring.engines.constraints import grammar_checks
 from slipring.protocol.tools.grammars_and_schemas import Compilable, Grammar
 from slipring.sandbox.sandbox import InThread, Runner
+
+
+class TextMatcher:
+    """Matches a text against a grammar while it arrives.
+
+    Python's ``re`` is not used: some expressions take exponential time to fail, and a client can choose the
+    expression and, through the model, the text.
+    """
+
+    def __init__(self, matcher: Any) -> None:
+        """``matcher``: an llguidance matcher for this text alone; None: every text is accepted."""
+        self._matcher = matcher
+
+    def feed(self, text: str) -> bool:
+        """Read more of the text. Returns False if no continuation can match the grammar."""
+        if self._matcher is None:
+            return True
+        data = text.encode("utf-8", "surrogatepass")
+        consumed = int(self._matcher.try_consume_tokens(list(data)))
+        if consumed == len(data):
+            return True
+        if self._matcher.is_error():  # a limit was exceeded: the rest is not checked
+            self._matcher = None
+        return self._matcher is None
+
+    def is_complete(self) -> bool | None:
+        """Whether the text so far matches the grammar; None if that is unknown."""
+        return bool(self._matcher.is_accepting()) if self._matcher is not None else None
+
 
 _MAX_STATES = 10_000
 _CACHED_MATCHERS = 16
@@ -47,7 +78,7 @@ class Compiler:
         if key not in self._matchers:
             is_valid = await self._problem(tenant, grammar) is None
             compiled = (
-                await asyncio.to_thread(grammar_matcher.compile_grammar, grammar, self.max_states)
+                await asyncio.to_thread(grammar_checks.compile_grammar, grammar, self.max_states)
                 if is_valid
                 else None
             )

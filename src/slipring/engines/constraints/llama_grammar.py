@@ -14,11 +14,16 @@ import msgspec
 from msgspec import Struct
 
 from slipring.base.errors import InvalidRequest, TooExpensive
-from slipring.engines.constraints import grammar_matcher
-from slipring.engines.constraints.answer_requirements import ANY_OBJECT, Form, form_of, param_of
-from slipring.engines.constraints.lark.writers import llguidance_rules
-from slipring.engines.constraints.shapes.answer_shapes import answer_shape
-from slipring.engines.constraints.shapes.shape import (
+from slipring.engines.constraints import grammar_checks
+from slipring.engines.constraints.json_string_grammar import llguidance_rules
+from slipring.engines.constraints.required_answer_shapes import (
+    ANY_OBJECT,
+    Form,
+    answer_shape,
+    form_of,
+    param_of,
+)
+from slipring.engines.constraints.shape import (
     Choice,
     FreeText,
     Input,
@@ -273,8 +278,8 @@ def _schema_error(schema: bytes, max_states: int, *, lenient: bool = False) -> s
         return (error.partition("failed to compile JSON schema: ")[2] or error)[:300]
     # Trying the grammar reads only a few bytes, and may not reach a pattern that is too large.
     for pattern in set(_patterns(json.loads(schema))):
-        error = grammar_matcher.check_grammar("regex", pattern, max_states)
-        if error is not None and error.startswith(grammar_matcher.TOO_LARGE):
+        error = grammar_checks.check_grammar("regex", pattern, max_states)
+        if error is not None and error.startswith(grammar_checks.TOO_LARGE):
             return error
     return None
 
@@ -300,7 +305,7 @@ def _grammar_error(grammar: str, max_states: int) -> str | None:
     failed, messages = LLMatcher.validate_grammar_with_warnings(grammar)
     if failed:
         return " ".join("".join(messages[:1]).split("\n   1 |")[0].split())
-    return grammar_matcher.walk_error(_TOKENS.sub("<[255]>", grammar), max_states)
+    return grammar_checks.walk_error(_TOKENS.sub("<[255]>", grammar), max_states)
 
 
 def _with_layout(schema: bytes, *, lenient: bool = False) -> str:

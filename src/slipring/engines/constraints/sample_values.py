@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from slipring.base.errors import InvalidRequest
-from slipring.engines.constraints import grammar_matcher
+from slipring.engines.constraints import grammar_checks
 from slipring.protocol import wire
 from slipring.protocol.tools.grammars_and_schemas import Grammar
 
@@ -108,7 +108,7 @@ def sample_document(schema: bytes, strict: bool, max_states: int) -> tuple[str, 
 def sample_input(syntax: Literal["lark", "regex"], definition: str, max_states: int) -> str | None:
     """A text that fits a grammar, empty only if no other is found; None if there is none. A task of the
     sandbox."""
-    matcher = grammar_matcher.compile_grammar(Grammar(syntax, definition), max_states)
+    matcher = grammar_checks.compile_grammar(Grammar(syntax, definition), max_states)
     if matcher is None:
         return None
     is_empty_accepted = matcher.is_accepting()
@@ -123,10 +123,10 @@ def sample_input(syntax: Literal["lark", "regex"], definition: str, max_states: 
 
 def _schema_matcher(schema: bytes, strict: bool, max_states: int) -> Any:
     try:
-        matcher = grammar_matcher.compile_schema(schema, max_states)
+        matcher = grammar_checks.compile_schema(schema, max_states)
         if not strict and matcher.get_error():
-            matcher = grammar_matcher.compile_schema(schema, max_states, lenient=True)
-        error = grammar_matcher.error_of(matcher)
+            matcher = grammar_checks.compile_schema(schema, max_states, lenient=True)
+        error = grammar_checks.error_of(matcher)
     except ValueError as refused:
         error = str(refused)
     if error:
@@ -201,8 +201,8 @@ class _Walk:
         return byte
 
     def _blocked(self) -> _DeadEnd:
-        error = grammar_matcher.error_of(self._matcher)
-        return _DeadEnd(error if error.startswith(grammar_matcher.TOO_LARGE) else "nothing fits it")
+        error = grammar_checks.error_of(self._matcher)
+        return _DeadEnd(error if error.startswith(grammar_checks.TOO_LARGE) else "nothing fits it")
 
     def _step(self) -> None:
         self.steps_left -= 1

@@ -12,10 +12,9 @@ from typing import Any
 from msgspec import Struct
 
 from slipring.base.errors import StartupError
-from slipring.engines.hub.context_and_slots import available_memory, fit
-from slipring.engines.hub.gguf_variants import gigabytes
 from slipring.engines.hub.model_hub import HubName, ModelHub, hub_name
 from slipring.engines.hub.projectors import why_blind
+from slipring.engines.hub.quantization_and_memory import available_memory, fit, gigabytes
 
 log = logging.getLogger("slipring")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from msgspec import structs
 
-from slipring.engines.hub.gguf_variants import (
+from slipring.engines.hub.quantization_and_memory import (
     PROJECTOR,
     SUFFIX,
     HubFile,

@@ -7,10 +7,10 @@ next turn is rendered from its items.
 
 from slipring.base.errors import ApiError, ServerError
 from slipring.core.generation import Delta, Emit, Finished, Job, Prefilled
+from slipring.engines.engine_hosts import Host
 from slipring.engines.llama.api import Chunk, Timings, read_chunk
-from slipring.engines.llama.slots import Slot
+from slipring.engines.llama.slots_and_saved_contexts import Slot
 from slipring.engines.remote.streamed_answer import AnswerReader, CutOff
-from slipring.engines.shared_engines import Host
 from slipring.engines.tokens.token_answer import OutputDecoder
 from slipring.prompts.rendering import Rendered, Renderer, Rendering
 

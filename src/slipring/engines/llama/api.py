@@ -1,7 +1,7 @@
 """A client for llama-server's native API: completions by token ids, slots as files, its model, and its
 tokenizer for vocabularies that slipring cannot build."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from slipring.base.errors import ApiError, InvalidRequest, RateLimited, ServerError, Unavailable
 from slipring.core.generation import Settings
+from slipring.engines.engine_hosts import Host
 from slipring.engines.remote.http_client import HttpClient
 from slipring.engines.remote.http_connection import (
     BadStatus,
@@ -21,14 +22,6 @@ from slipring.engines.remote.http_connection import (
 )
 from slipring.engines.remote.streamed_answer import Consumer
 from slipring.engines.remote.upstream_errors import startup_errors
-from slipring.engines.shared_engines import Host
-from slipring.engines.tokens.remote_vocabulary import (
-    MARKS,
-    ServerVocabulary,
-    spelling_pattern,
-    split_spellings,
-    tokenizer_errors,
-)
 from slipring.engines.tokens.sampling import Sampling
 from slipring.protocol import wire
 from slipring.protocol.responses import Logprob, TopLogprob
@@ -46,11 +39,6 @@ def completion_body(prompt: bytes, settings: Settings, sampling: Sampling, **fie
         **fields,
     }
     return b'{"prompt":' + prompt + b"," + wire.encode(body)[1:]
-
-
-def pictured_prompt(text: str, pictures: Sequence[str]) -> bytes:
-    """Encode a prompt with pictures, as base64: the media marker stands for each in the text."""
-    return wire.encode({"prompt_string": text, "multimodal_data": pictures})
 
 
 def _sampling(settings: Settings, sampling: Sampling) -> dict[str, Any]:
@@ -255,11 +243,6 @@ def _explain(status: int, fault: _Fault | None) -> ApiError:
     return ServerError()
 
 
-_MARKS = spelling_pattern(MARKS)
-Query = Callable[[str, object], Any]
-"""Posts a body to a path of the server and returns the JSON answer. It blocks: call it in a thread."""
-
-
 async def describe(client: HttpClient) -> dict[str, Any]:
     """A llama-server's ``/props``, with its first model as ``model``. Raises ``StartupError``."""
     with startup_errors("llama", client.url, "a llama-server"):
@@ -276,32 +259,3 @@ async def understands_llguidance(client: HttpClient) -> bool:
     except HttpFailure:
         return False
     return True
-
-
-class RemoteVocabulary(ServerVocabulary):
-    """A vocabulary behind llama-server's ``/tokenize``."""
-
-    def __init__(self, query: Query, name: str, control: Mapping[str, int] | None = None) -> None:
-        """``control``: all control tokens, if they are known. Otherwise the server is asked for them."""
-        super().__init__(name, control)
-        self._query = query
-        self._knows_control = control is not None
-
-    def _pieces(self, text: str) -> list[str]:
-        # The server finds tokens that a vocabulary marks as user defined in any text.
-        return split_spellings(text, _MARKS)
-
-    def _tokenize_text(self, text: str) -> tuple[int, ...]:
-        return self._tokenize(text, False)
-
-    def _ask_control(self, token: str) -> int | None:
-        if self._knows_control:
-            return None
-        ids = self._tokenize(token, True)
-        # Control tokens are one token, unlike the same text without ``parse_special``.
-        return ids[0] if len(ids) == 1 and self.encode(token) != list(ids) else None
-
-    def _tokenize(self, text: str, special: bool) -> tuple[int, ...]:
-        asked = {"content": text, "add_special": False, "parse_special": special}
-        with tokenizer_errors():
-            return tuple(self._query("/tokenize", asked)["tokens"]) if text else ()

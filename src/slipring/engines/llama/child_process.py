@@ -18,8 +18,8 @@ from pathlib import Path
 from msgspec import Struct, structs
 
 from slipring.base.errors import StartupError
-from slipring.engines.llama.fast_weights import file_to_load
-from slipring.engines.shared_engines import Host
+from slipring.engines.engine_hosts import Host
+from slipring.engines.llama.packaged_model import file_to_load
 
 log = logging.getLogger("slipring")
 

@@ -17,19 +17,18 @@ from msgspec import Raw, structs
 from slipring.base.errors import PermissionDenied
 from slipring.core.generation import ANY_ID, Begun, Capabilities, Delta, Emit, Job, Model, Prefill, deliver
 from slipring.engines.base import Engine, Level
-from slipring.engines.constraints.answer_constraint import constraint_of
 from slipring.engines.constraints.llama_grammar import constrains_calls, grammar_of
-from slipring.engines.job_queue import JobQueue
+from slipring.engines.constraints.server_constraint import constraint_of
+from slipring.engines.engine_hosts import Borrowed, Host, Share
 from slipring.engines.llama import served_model
 from slipring.engines.llama.answer import LlamaAnswer, LlamaReader, PrefillReader
-from slipring.engines.llama.api import Api, completion_body, pictured_prompt
+from slipring.engines.llama.api import Api, completion_body
 from slipring.engines.llama.options import LlamaOptions, read_options
-from slipring.engines.llama.pictured_text import RESENT, PicturedText
-from slipring.engines.llama.saved_contexts import SavedContexts
-from slipring.engines.llama.slots import SlotRequest, Slots, common_tokens
+from slipring.engines.llama.pictures import RESENT, PicturedText, pictured_prompt
+from slipring.engines.llama.slots_and_saved_contexts import SavedContexts, SlotRequest, Slots, common_tokens
 from slipring.engines.llama.worker_shares import EmbeddedOwner
 from slipring.engines.remote.streamed_answer import CutOff
-from slipring.engines.shared_engines import Borrowed, Host, Share
+from slipring.engines.scheduling.job_queue import JobQueue
 from slipring.engines.tokens.job_rendering import (
     accepted,
     count,

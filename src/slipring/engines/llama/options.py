@@ -7,7 +7,13 @@ import os
 from dataclasses import dataclass
 
 from slipring.base.errors import StartupError
-from slipring.engines.options import dialect_option, option, read_pairs, thinking_option, variables_option
+from slipring.engines.addresses_and_options import (
+    dialect_option,
+    option,
+    read_pairs,
+    thinking_option,
+    variables_option,
+)
 from slipring.engines.remote.server_key import key_of_variable
 
 OWN_TEXT = "ngram-simple"

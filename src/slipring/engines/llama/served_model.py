@@ -11,7 +11,7 @@ from msgspec import Struct, structs
 from slipring.base.errors import StartupError
 from slipring.core.generation import Defaults
 from slipring.engines.hub.projectors import projector_beside
-from slipring.engines.llama.api import Query, RemoteVocabulary, describe, understands_llguidance
+from slipring.engines.llama.api import describe, understands_llguidance
 from slipring.engines.llama.options import LlamaOptions
 from slipring.engines.llama.packaged_model import (
     MODEL_COMMAND,
@@ -27,6 +27,7 @@ from slipring.engines.tokens.model_files import (
     read_gguf,
     read_tokenizer,
 )
+from slipring.engines.tokens.remote_vocabulary import Query, RemoteVocabulary
 from slipring.engines.tokens.sampling import Sampling
 from slipring.engines.tokens.template_choice import make_serving_renderer
 from slipring.prompts.rendering import Renderer

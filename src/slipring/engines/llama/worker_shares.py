@@ -10,13 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from slipring.base.errors import StartupError
+from slipring.engines.engine_hosts import Share
 from slipring.engines.llama.api import describe
 from slipring.engines.llama.child_process import ChildProcess, ChildSettings
 from slipring.engines.llama.options import OWN_TEXT, LlamaOptions
-from slipring.engines.llama.saved_contexts import kv_directory
 from slipring.engines.llama.served_model import projector_of
+from slipring.engines.llama.slots_and_saved_contexts import kv_directory
 from slipring.engines.remote.http_client import HttpClient
-from slipring.engines.shared_engines import Share
 
 
 class EmbeddedOwner:

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from msgspec import structs
 
 from slipring.base.errors import ServerError, Unavailable, forget_frames
-from slipring.engines.job_queue import JobQueue, Ticket
-from slipring.engines.options import option
+from slipring.engines.addresses_and_options import option
+from slipring.engines.scheduling.job_queue import JobQueue, Ticket
 from slipring.engines.scheduling.loop_schedule import Need
 from slipring.observation import live_messages
 

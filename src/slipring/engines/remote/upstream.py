@@ -12,8 +12,8 @@ from typing import Any
 
 from slipring.base.errors import ApiError, StartupError
 from slipring.core.generation import Job
+from slipring.engines.addresses_and_options import option
 from slipring.engines.base import Engine
-from slipring.engines.options import option
 from slipring.engines.remote.http_client import Answered, HttpClient
 from slipring.engines.remote.http_connection import HttpFailure
 from slipring.engines.remote.replica_affinity import USUAL_HEADERS, affinity_headers

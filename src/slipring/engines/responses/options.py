@@ -7,7 +7,7 @@ is kept and goes with every request.
 from dataclasses import dataclass
 
 from slipring.base.errors import StartupError
-from slipring.engines.options import option, read_address, read_pairs
+from slipring.engines.addresses_and_options import option, read_address, read_pairs
 from slipring.engines.remote.upstream import UpstreamOptions
 
 

@@ -7,7 +7,7 @@ and its client waits between two tools. Both go before warmups and summaries, fo
 from typing import Any
 
 from slipring.core.generation import Job
-from slipring.engines.options import option
+from slipring.engines.addresses_and_options import option
 
 _ENDS_LEARNT = 50.0
 _FIRST_GUESS = 256.0

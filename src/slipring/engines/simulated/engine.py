@@ -24,7 +24,7 @@ from slipring.core.generation import (
     deliver,
 )
 from slipring.engines.base import Engine, Level
-from slipring.engines.job_queue import JobQueue
+from slipring.engines.scheduling.job_queue import JobQueue
 from slipring.engines.simulated.context_digest import Trace, trace_job
 from slipring.engines.simulated.options import SimulatedOptions
 from slipring.engines.simulated.pace import Pace, Ticks, TimedTokens

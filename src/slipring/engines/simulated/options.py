@@ -3,7 +3,13 @@
 from dataclasses import dataclass
 
 from slipring.base.errors import StartupError
-from slipring.engines.options import dialect_option, option, read_pairs, thinking_option, variables_option
+from slipring.engines.addresses_and_options import (
+    dialect_option,
+    option,
+    read_pairs,
+    thinking_option,
+    variables_option,
+)
 
 
 @dataclass(frozen=True, slots=True)

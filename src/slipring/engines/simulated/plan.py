@@ -20,8 +20,8 @@ from slipring.core.generation import (
     Thought,
     ThoughtSummary,
 )
-from slipring.engines.constraints.answer_requirements import CalledTool
 from slipring.engines.constraints.grammar_compiler import Compiler
+from slipring.engines.constraints.required_answer_shapes import CalledTool
 from slipring.engines.constraints.sample_values import EMPTY_OBJECT, SampleDocument, document_for, input_for
 from slipring.engines.simulated.options import SimulatedOptions
 from slipring.protocol.tools.toolset.toolset import CallableTool

@@ -4,87 +4,113 @@ Contexts are rendered, tokenized, continued and counted as for engines that take
 are encoded as ids and emitted one id at a time. The prefix cache has blocks, like that of engines with a
 paged KV cache: each block's digest covers all tokens up to its end, so that a history that is sent again in
 full finds the blocks of a chain, and vice versa.
+
+Writes planned answers as token ids, as a model with the same vocabulary would.
+
+Text and calls are encoded exactly as the renderer encodes them in a history, so that a history that is sent
+again in full has the same ids as the chain.
 """
 
 import asyncio
-from collections import OrderedDict
+import json
 from collections.abc import Iterable, Sequence
-from hashlib import blake2b
+from functools import partial
+from itertools import cycle, islice
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from slipring.base.errors import StartupError
-from slipring.core.generation import (
-    Capabilities,
-    Delta,
-    Emit,
-    Finished,
-    Job,
-    Model,
-    Prefill,
-    deliver,
-)
+from slipring.core.generation import Capabilities, Delta, Emit, Finished, Job, Model, Prefill, deliver
 from slipring.engines.llama.packaged_model import MODEL_COMMAND, packaged_model
 from slipring.engines.simulated.context_digest import Trace, trace_job
 from slipring.engines.simulated.engine import SimulatedEngine
 from slipring.engines.simulated.options import SimulatedOptions
 from slipring.engines.simulated.pace import TimedTokens
-from slipring.engines.simulated.plan import Content, prepare
-from slipring.engines.simulated.wording import Wording
+from slipring.engines.simulated.plan import WORDS, Content, input_of, padded, prepare
+from slipring.engines.simulated.prefix_cache import BlockCache, Blocks
 from slipring.engines.tokens.job_rendering import accepted, count, foresee, render
 from slipring.engines.tokens.model_files import ModelInfo, read_gguf, read_tokenizer
 from slipring.engines.tokens.template_choice import make_serving_renderer
 from slipring.engines.tokens.token_answer import Piece, TokenAnswer
+from slipring.prompts.parsing.answer_writer import AnswerPiece, Call, answer_pieces, piece_ids
 from slipring.prompts.rendering import EncodedIds, Rendered, Renderer, Rendering
+from slipring.prompts.tokenization.control_token_guard import ControlTokenFinder
 from slipring.prompts.tokenization.tokenizer import Tokenizer, UnknownVocabulary
+from slipring.prompts.tool_definitions import flat_name
+from slipring.protocol import wire
 from slipring.protocol.items.items.items import Item
+from slipring.protocol.tools.toolset.toolset import CallableTool
 
-BLOCK_TOKENS = 32
-_BLOCK_BYTES = 4 * BLOCK_TOKENS
-_MAX_BLOCKS = 262_144
+
+class Wording:
+    """Encodes answers with one vocabulary, in the model's output format."""
+
+    def __init__(self, renderer: Renderer, options: SimulatedOptions) -> None:
+        self._renderer = renderer
+        self._format = renderer.output_format
+        self._options = options
+        self._finder = ControlTokenFinder(renderer.vocabulary, "")
+        words = [f" {word}" for word in WORDS]
+        self._words = [word for word in words if len(renderer.vocabulary.encode(word)) == 1] or words
+        """Of one token each if possible, so that an answer has exactly the configured length."""
+
+    def ids(self, job: Job, prompt: Rendered, content: Content, mark: str) -> list[int]:
+        """The ids of an answer, without the token that ends it. ``mark``: a text that the answer carries.
+
+        An answer of words has ``output_tokens`` tokens, and one of calls as many for each call whose
+        arguments have a place for filler words. If the format has no calls, the answer is words. A Harmony
+        answer has one call.
+        """
+        opened = self._renderer.opens_thought(prompt)
+        tools = content.tools[:1] if self._format.is_harmony else content.tools
+        if tools and (self._format.calls is not None or self._format.is_harmony):
+            return self._called(tools, prompt, content, mark, opened=opened)
+        if job.settings.format.kind != "text" and not tools:
+            return self._answered(content.document.with_text(mark), opened=opened)
+        first = mark or WORDS[0].capitalize()
+        short = self._answered(first, opened=opened)
+        return self._answered(first + self._filler(len(short), 1), opened=opened)
+
+    def _answered(self, text: str, *, opened: bool) -> list[int]:
+        return self._encode(answer_pieces(self._format, text=text, opened_thought=opened))
+
+    def _called(
+        self, tools: Iterable[CallableTool], prompt: Rendered, content: Content, mark: str, *, opened: bool
+    ) -> list[int]:
+        """The ids of calls. Each is made as long as it has to be after those before it."""
+
+        def encoded(calls: list[Call]) -> list[int]:
+            return self._encode(answer_pieces(self._format, calls=calls, opened_thought=opened))
+
+        first, document = mark or WORDS[0].capitalize(), content.document
+        calls: list[Call] = []
+        for number, tool in enumerate(tools):
+            call = partial(Call, flat_name(tool), index=self._renderer.counted_calls(prompt) + number)
+            if tool.kind == "custom":
+                text = input_of(content, self._options.output_tokens, mark)
+                arguments = self._arguments(wire.encode({"input": text}).decode())
+            elif document.before:
+                short = encoded([*calls, call(self._arguments(document.with_text(first)))])
+                arguments = self._arguments(document.with_text(first + self._filler(len(short), number + 1)))
+            else:
+                arguments = padded(self._arguments(document.plain), self._options.output_tokens)
+            calls.append(call(arguments))
+        return encoded(calls)
+
+    def _arguments(self, text: str) -> str:
+        """Arguments as templates write them in a history."""
+        return json.dumps(json.loads(text), ensure_ascii=False)
+
+    def _filler(self, tokens: int, answers: int) -> str:
+        """Words that lengthen so many tokens to ``answers`` times ``output_tokens``."""
+        return "".join(islice(cycle(self._words), max(answers * self._options.output_tokens - tokens, 0)))
+
+    def _encode(self, pieces: Iterable[AnswerPiece]) -> list[int]:
+        return piece_ids(pieces, self._renderer.vocabulary, self._finder)
+
+
 _PACKAGED = "smollm2"
 _OUTPUT_TYPES = frozenset({"function_call_output", "custom_tool_call_output", "tool_search_output"})
-
-
-class Blocks(Struct, frozen=True):
-    """A context in blocks: the digest of the last whole block, and the ids after it."""
-
-    digest: bytes
-    tokens: int = 0
-    """In whole blocks."""
-    rest: bytes = b""
-    """The ids after the last whole block, four bytes each."""
-
-
-class BlockCache:
-    """The digests of the blocks that were read. Evicts the least recently used."""
-
-    def __init__(self) -> None:
-        self._seen: OrderedDict[bytes, None] = OrderedDict()
-
-    def start(self, tenant: str) -> Blocks:
-        """The empty context of a tenant. The digests of tenants differ, so that no tenant can learn from the
-        cache what another has sent."""
-        return Blocks(blake2b(tenant.encode(), digest_size=16).digest())
-
-    def read(self, before: Blocks, steps: Iterable[EncodedIds]) -> tuple[Blocks, int]:
-        """Append steps to a context. Returns the longer context, and how many tokens from its beginning were
-        cached already."""
-        seen = self._seen
-        digest = before.digest
-        known = not before.tokens or digest in seen
-        cached = before.tokens if known else 0
-        data = before.rest + b"".join(step.ids.tobytes() for step in steps)
-        whole = len(data) - len(data) % _BLOCK_BYTES
-        for at in range(0, whole, _BLOCK_BYTES):
-            digest = blake2b(digest + data[at : at + _BLOCK_BYTES], digest_size=16).digest()
-            known = known and digest in seen
-            cached += BLOCK_TOKENS * known
-            seen[digest] = None
-            seen.move_to_end(digest)
-        while len(seen) > _MAX_BLOCKS:
-            seen.popitem(last=False)
-        return Blocks(digest, before.tokens + whole // 4, data[whole:]), cached
 
 
 class Known(Rendered, frozen=True, eq=False):

@@ -5,11 +5,12 @@ The requests block, so renderers with such a vocabulary run in threads.
 
 import re
 from abc import abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, lru_cache
 from hashlib import sha256
 from itertools import pairwise
+from typing import Any
 
 from slipring.base.errors import InvalidRequest, Unavailable
 from slipring.engines.remote.http_connection import HttpFailure
@@ -122,3 +123,38 @@ def _find_spellings(text: str, pattern: "re.Pattern[str]") -> Iterator[int]:
             if match.start() >= step + _STEP_CHARS:
                 break
             yield match.start()
+
+
+_MARKS = spelling_pattern(MARKS)
+
+Query = Callable[[str, object], Any]
+"""Posts a body to a path of the server and returns the JSON answer. It blocks: call it in a thread."""
+
+
+class RemoteVocabulary(ServerVocabulary):
+    """A vocabulary behind llama-server's ``/tokenize``."""
+
+    def __init__(self, query: Query, name: str, control: Mapping[str, int] | None = None) -> None:
+        """``control``: all control tokens, if they are known. Otherwise the server is asked for them."""
+        super().__init__(name, control)
+        self._query = query
+        self._knows_control = control is not None
+
+    def _pieces(self, text: str) -> list[str]:
+        # The server finds tokens that a vocabulary marks as user defined in any text.
+        return split_spellings(text, _MARKS)
+
+    def _tokenize_text(self, text: str) -> tuple[int, ...]:
+        return self._tokenize(text, False)
+
+    def _ask_control(self, token: str) -> int | None:
+        if self._knows_control:
+            return None
+        ids = self._tokenize(token, True)
+        # Control tokens are one token, unlike the same text without ``parse_special``.
+        return ids[0] if len(ids) == 1 and self.encode(token) != list(ids) else None
+
+    def _tokenize(self, text: str, special: bool) -> tuple[int, ...]:
+        asked = {"content": text, "add_special": False, "parse_special": special}
+        with tokenizer_errors():
+            return tuple(self._query("/tokenize", asked)["tokens"]) if text else ()

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TypeVar
 
-from slipring.engines.options import (
+from slipring.engines.addresses_and_options import (
     dialect_option,
     option,
     read_address,

@@ -17,8 +17,8 @@ from slipring.base.errors import ApiError, InvalidRequest, ServerError
 from slipring.base.surrogates import repaired
 from slipring.core.chain.head import Head
 from slipring.core.generation import Job, Settings
-from slipring.engines.constraints.answer_constraint import Constraint
-from slipring.engines.constraints.server_support import takes_tags
+from slipring.engines.constraints.server_constraint import Constraint
+from slipring.engines.constraints.supported_constraints import takes_tags
 from slipring.engines.grey_square import grey_square_url
 from slipring.engines.remote.http_client import spliced
 from slipring.engines.remote.http_connection import BadStatus, HttpFailure, Unreadable

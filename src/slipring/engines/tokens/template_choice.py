@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from slipring.base.errors import StartupError, UnusableModel, suggestion
-from slipring.engines.options import KEEP, TEMPLATE, RenderingOptions
+from slipring.engines.addresses_and_options import KEEP, TEMPLATE, RenderingOptions
 from slipring.engines.tokens.model_files import ModelInfo
 from slipring.prompts.templates.chat_messages import PARTS, PictureForm
 from slipring.prompts.templates.jinja_engines import TemplateError

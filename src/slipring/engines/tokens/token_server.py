@@ -26,10 +26,9 @@ from slipring.core.generation import (
     deliver,
 )
 from slipring.engines.base import Level
-from slipring.engines.constraints.answer_constraint import Constraint
-from slipring.engines.constraints.answer_requirements import may_be_constrained
-from slipring.engines.constraints.server_support import TRIED_TOKENS, ServerConstraints
-from slipring.engines.job_queue import Ticket
+from slipring.engines.constraints.required_answer_shapes import may_be_constrained
+from slipring.engines.constraints.server_constraint import Constraint
+from slipring.engines.constraints.supported_constraints import TRIED_TOKENS, ServerConstraints
 from slipring.engines.remote.http_client import Answered
 from slipring.engines.remote.http_connection import HttpFailure
 from slipring.engines.remote.replica_affinity import affinity_key, answering_replica, branch_keys, read_names
@@ -37,6 +36,7 @@ from slipring.engines.remote.retries_and_breaker import Admission, Retryable
 from slipring.engines.remote.streamed_answer import CutOff
 from slipring.engines.remote.upstream import RemoteEngine, Upstream
 from slipring.engines.remote.upstream_errors import startup_errors
+from slipring.engines.scheduling.job_queue import Ticket
 from slipring.engines.scheduling.loop_schedule import Need, Rules
 from slipring.engines.scheduling.priorities_and_hints import AnswerLengths, goes_on
 from slipring.engines.scheduling.replica_placement import ReplicaSchedules

@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 
 from slipring.core.generation import Job
 from slipring.core.limits import Limits
-from slipring.engines.job_queue import JobQueue
+from slipring.engines.scheduling.job_queue import JobQueue
 from slipring.prompts.tokenization.token_budget import TokenBudget
 
 T = TypeVar("T")

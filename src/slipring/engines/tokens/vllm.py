@@ -27,8 +27,8 @@ from slipring.base.errors import InvalidRequest, ServerError, StartupError, Unav
 from slipring.base.surrogates import repaired
 from slipring.core.generation import Job, Settings
 from slipring.engines.chat.request_body import EMPTY, Writer, offered_tools, toolbox
-from slipring.engines.constraints.answer_constraint import Constraint
-from slipring.engines.constraints.server_support import takes_tags
+from slipring.engines.constraints.server_constraint import Constraint
+from slipring.engines.constraints.supported_constraints import takes_tags
 from slipring.engines.grey_square import grey_square_url
 from slipring.engines.remote.http_client import HttpClient, spliced
 from slipring.engines.remote.http_connection import BadStatus, HttpFailure

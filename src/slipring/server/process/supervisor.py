@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from slipring.base.errors import StartupError
 from slipring.config.settings import ADMIN_OFF, Config
 from slipring.engines.catalog import open_owner
-from slipring.engines.shared_engines import Owner
+from slipring.engines.engine_hosts import Owner
 from slipring.observation.bounded_labels import BoundedLabels
 from slipring.server.admin.workers_source import WorkersSource
 from slipring.server.process.listening_sockets import base_url, reserve

@@ -17,7 +17,7 @@ from slipring.base.garbage_collection import skip_last_collection
 from slipring.config.settings import ADMIN_OFF
 from slipring.engines.base import Engine
 from slipring.engines.catalog import borrow_engine, open_engine
-from slipring.engines.shared_engines import Borrowed
+from slipring.engines.engine_hosts import Borrowed
 from slipring.server.admin.live_view import LiveFeed
 from slipring.server.observation.turn_log import set_up_logging
 from slipring.server.process.event_loop import loop_factory

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from slipring.config.settings import Config
-from slipring.engines.shared_engines import Share
+from slipring.engines.engine_hosts import Share
 from slipring.observation import live_messages
 from slipring.observation.metric_counts import Snapshot
 

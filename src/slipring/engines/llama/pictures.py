@@ -4,9 +4,10 @@ llama.cpp takes no ids beside pictures, and refuses a request with a picture tha
 """
 
 import asyncio
+from collections.abc import Sequence
 
 from slipring.engines.grey_square import grey_square
-from slipring.engines.llama.api import Api, describe, pictured_prompt
+from slipring.engines.llama.api import Api, describe
 from slipring.prompts.tokenization.control_token_guard import ContextSpeller
 from slipring.prompts.tokenization.tokenizer import Vocabulary
 from slipring.protocol import wire
@@ -71,3 +72,8 @@ class PicturedText:
     async def _refuses(self, pictures: list[str]) -> bool:
         asked = await asyncio.to_thread(pictured_prompt, "", pictures)
         return await self._api.refusal(asked) == self._undecodable
+
+
+def pictured_prompt(text: str, pictures: Sequence[str]) -> bytes:
+    """Encode a prompt with pictures, as base64: the media marker stands for each in the text."""
+    return wire.encode({"prompt_string": text, "multimodal_data": pictures})

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 from typing import Final, Literal
 
 from slipring.core.generation import Job
-from slipring.engines.constraints.answer_constraint import Constraint, constraint_of, tag_of
 from slipring.engines.constraints.grammar_compiler import Compiler
+from slipring.engines.constraints.server_constraint import Constraint, constraint_of, tag_of
 from slipring.engines.remote.http_connection import HttpFailure
 from slipring.prompts.rendering import Rendered, Renderer, Rendering
 

@@ -111,34 +111,6 @@ def error_of(matcher: Any) -> str:
     return _explain(str(matcher.get_error()))
 
 
-class TextMatcher:
-    """Matches a text against a grammar while it arrives.
-
-    Python's ``re`` is not used: some expressions take exponential time to fail, and a client can choose the
-    expression and, through the model, the text.
-    """
-
-    def __init__(self, matcher: Any) -> None:
-        """``matcher``: an llguidance matcher for this text alone; None: every text is accepted."""
-        self._matcher = matcher
-
-    def feed(self, text: str) -> bool:
-        """Read more of the text. Returns False if no continuation can match the grammar."""
-        if self._matcher is None:
-            return True
-        data = text.encode("utf-8", "surrogatepass")
-        consumed = int(self._matcher.try_consume_tokens(list(data)))
-        if consumed == len(data):
-            return True
-        if self._matcher.is_error():  # a limit was exceeded: the rest is not checked
-            self._matcher = None
-        return self._matcher is None
-
-    def is_complete(self) -> bool | None:
-        """Whether the text so far matches the grammar; None if that is unknown."""
-        return bool(self._matcher.is_accepting()) if self._matcher is not None else None
-
-
 @lru_cache(maxsize=1)
 def _library() -> Any:
     """llguidance, imported when the first grammar or schema is compiled."""

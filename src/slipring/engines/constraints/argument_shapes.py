@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from slipring.base.errors import InvalidRequest
-from slipring.engines.constraints.shapes.shape import (
+from slipring.engines.constraints.shape import (
     Json,
     Mark,
     Optional,
