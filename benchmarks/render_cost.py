@@ -20,7 +20,6 @@ from typing import Any
 
 from common import keep, spread, verdict
 from packaged import chatml_renderer, packaged_metadata
-from slipring.protocol.items.items.items import Item, read_item
 
 from slipring.core.betas import NO_BETAS
 from slipring.core.byte_ledger import Ledger
@@ -41,6 +40,7 @@ from slipring.core.turn.turn import Asked, Bound, Turn
 from slipring.prompts.rendering import Rendered
 from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.prompts.tokenization.tokenizer import Tokenizer
+from slipring.protocol.items.items import Item, read_item
 from slipring.protocol.requests import CreateRequest
 from slipring.server.access.content_encryption import KeyedSeal, new_key
 

@@ -31,12 +31,12 @@ import aiohttp
 from common import EXCHANGE_KB, Process, added, keep, slipring, spread, started, verdict_ms
 from engine_overhead import ASK, TOOL, write_tokenizer
 from instant_upstream import digest
-from slipring.protocol.items.items.items import Item
 
 from slipring.commands.bench.workloads.prose import Prose
 from slipring.protocol import requests, wire
 from slipring.protocol.chat_completions.requests import ChatTranslation
 from slipring.protocol.endpoints.translation import Translation
+from slipring.protocol.items.items import Item
 from slipring.protocol.messages.requests import MessagesTranslation
 from slipring.protocol.requests import Piece
 

@@ -69,7 +69,7 @@ from slipring.engines.catalog import Catalog, open_engine
 from slipring.engines.constraints.grammar_compiler import IN_THREAD
 from slipring.protocol import events, requests, wire
 from slipring.protocol.endpoints.translation import RESPONSES
-from slipring.protocol.items.items import items
+from slipring.protocol.items import items
 from slipring.protocol.requests import TextFormat
 from slipring.protocol.responses import OutputItem, Response
 from slipring.protocol.tools.mcp_tools import ListedTool

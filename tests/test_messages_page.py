@@ -23,9 +23,9 @@ from anthropic.types.beta import (
 from anthropic.types.beta.beta_thinking_config_param import BetaThinkingConfigParam
 from anthropic.types.shared.error_type import ErrorType
 from pydantic import BaseModel
-from slipring.protocol.items.items.items import read_input
 
 from slipring.base.errors import ApiError
+from slipring.protocol.items.items import read_input
 from slipring.protocol.messages import answer, errors
 from slipring.protocol.messages.requests import MessagesTranslation
 from slipring.protocol.requests import CreateRequest

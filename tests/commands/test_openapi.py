@@ -7,10 +7,10 @@ from typing import Any, get_args
 
 import pytest
 from jsonschema import Draft202012Validator
-from slipring.protocol.items.items.items import CARRIED_TYPES, TOOL_SEARCH
 
 from slipring.commands.cli import main
 from slipring.commands.openapi import OPERATIONS, Operation
+from slipring.protocol.items.items import CARRIED_TYPES, TOOL_SEARCH
 from slipring.protocol.tools import client_tools
 from slipring.protocol.tools.tool_types import BuiltinKind
 from slipring.server import peers

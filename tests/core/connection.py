@@ -15,7 +15,6 @@ from itertools import takewhile
 from typing import Any
 
 from msgspec import Raw, structs
-from slipring.protocol.items.items.items import Item, read_item, user_message
 
 from slipring.base.errors import ApiError, InvalidRequest, ModelNotFound, ServerError
 from slipring.core import attachments
@@ -74,6 +73,7 @@ from slipring.core.turn.turn import Joined, Turn
 from slipring.protocol import wire
 from slipring.protocol.events import Event
 from slipring.protocol.items.hosted_items import CallError, McpApprovalRequest, McpCall, McpListTools
+from slipring.protocol.items.items import Item, read_item, user_message
 from slipring.protocol.requests import ResentHistory, read_create
 from slipring.protocol.responses import ReasoningEcho, Response, TextEcho
 from slipring.protocol.tools.mcp_tools import ListedTool, ToolHints

@@ -5,7 +5,6 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
-from slipring.protocol.items.items.items import Item, read_item
 
 from slipring.base.errors import InvalidPrompt, InvalidRequest
 from slipring.core import attachments
@@ -17,6 +16,7 @@ from slipring.core.generation import ALL_ROLES, Capabilities
 from slipring.core.limits import Limits
 from slipring.protocol import wire
 from slipring.protocol.items.item_pictures import pictures
+from slipring.protocol.items.items import Item, read_item
 from tests.core.connection import Connection, Json, Server, message, only_error
 from tests.pictures import PIXEL, data_url, gif, png, webp
 

@@ -2,11 +2,11 @@
 
 import pytest
 from msgspec import structs
-from slipring.protocol.tools.toolset.toolset import Offer
 
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import Branch
 from slipring.core.generation import Accepted, Defaults, Finished, Job, Settings
+from slipring.protocol.tools.tool_choice import Offer
 from tests.core.connection import PLAIN, node
 
 ALL = Defaults(temperature=0.5, top_p=0.9, max_output_tokens=10, effort="low")

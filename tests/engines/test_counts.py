@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 from aiohttp import web
 from msgspec import structs
-from slipring.protocol.items.items.items import read_item, user_message
-from slipring.protocol.tools.toolset.toolset import Offer
 
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import ResponseState
@@ -17,7 +15,9 @@ from slipring.core.token_estimates import _weight, estimated_tokens
 from slipring.engines.base import Engine, Level
 from slipring.engines.catalog import open_engine
 from slipring.protocol import wire
+from slipring.protocol.items.items import read_item, user_message
 from slipring.protocol.responses import InputTokensDetails, OutputTokensDetails, Usage
+from slipring.protocol.tools.tool_choice import Offer
 from tests.core.connection import PLAIN, node
 from tests.engines.emitting import deltas_of
 from tests.engines.fakes.responses import FakeResponsesServer

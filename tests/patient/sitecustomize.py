@@ -21,7 +21,6 @@ _LIMITS: dict[str, dict[str, float]] = {
     "slipring.engines.tokens.sessions": {"_PATIENCE_S": _S},
     "slipring.mcp.transports.http_transports": {"_NOTICE_S": _S},
     "slipring.mcp.transports.addresses": {"_LOOKUP_S": _S},
-    "slipring.mcp.transports.http_transports": {"_NOTICE_S": _S},
     "slipring.safety.sources.moderations": {"_CONNECT_TIMEOUT_S": _S},
     "slipring.sandbox.sandbox": {"_START_TIMEOUT_S": _S},
     "slipring.server.admin.workers_source": {"_DETAIL_TIMEOUT_S": _S},

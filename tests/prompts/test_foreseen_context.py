@@ -7,7 +7,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
-from slipring.protocol.items.items.items import Item
 
 from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Job, Prefill
@@ -16,6 +15,7 @@ from slipring.prompts.rendering import Renderer
 from slipring.prompts.templates.probed_template import ModelTemplate
 from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.prompts.tokenization.token_budget import UNLIMITED, TokenBudget, TooManyTokens
+from slipring.protocol.items.items import Item
 from tests.prompts.templates.family_renderers import family_renderer, vocabulary
 from tests.prompts.templates.family_templates import NAMES, source_of
 from tests.prompts.templates.test_chat_messages import thought

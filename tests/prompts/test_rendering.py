@@ -9,8 +9,6 @@ import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from msgspec import Raw
-from slipring.protocol.items.items.items import Item
-from slipring.protocol.tools.toolset.toolset import Offer, Toolset
 
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import Carry, ResponseState
@@ -20,7 +18,10 @@ from slipring.prompts.rendering import Body, Preface, Rendered, empty
 from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.prompts.tokenization.token_budget import TokenBudget
 from slipring.prompts.truncation import shorten
+from slipring.protocol.items.items import Item
 from slipring.protocol.requests import TEXT, TextFormat
+from slipring.protocol.tools.tool_choice import Offer
+from slipring.protocol.tools.toolset import Toolset
 from tests.core.connection import PLAIN, node
 from tests.prompts.vocabulary import (
     CHATML_CONTROL,

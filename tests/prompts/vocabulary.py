@@ -16,7 +16,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from slipring.protocol.items.items.items import Item, read_item
 from tokenizers.pre_tokenizers import ByteLevel
 
 from slipring.engines.tokens.template_choice import STOPS, builtin_template
@@ -24,6 +23,7 @@ from slipring.prompts.templates.probed_template import ModelTemplate
 from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.prompts.tokenization.gguf_metadata import read_metadata
 from slipring.prompts.tokenization.tokenizer import Tokenizer, Vocabulary
+from slipring.protocol.items.items import Item, read_item
 
 CHATML_CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 LLAMA3_CONTROL = (

@@ -4,9 +4,9 @@ import json
 from typing import Any
 
 import pytest
-from slipring.protocol.items.items.items import read_item
 
 from slipring.protocol.items.item_digests import content_digest
+from slipring.protocol.items.items import read_item
 
 CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
 CUSTOM = {"type": "custom_tool_call", "call_id": "c", "name": "f", "input": "x"}

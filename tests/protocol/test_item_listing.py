@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from openai.types.conversations import ConversationItemList
 from openai.types.responses import ResponseItemList
-from slipring.protocol.items.items.items import read_item
 
 from slipring.protocol.items.item_listing import ListKind, present
+from slipring.protocol.items.items import read_item
 from tests import wire
 from tests.harness import WEATHER
 from tests.test_compatibility import ITEM_SAMPLES

@@ -5,7 +5,10 @@ from typing import Any
 
 import pytest
 from msgspec import UNSET, Raw
-from slipring.protocol.items.items.items import (
+
+from slipring.base.errors import InvalidRequest
+from slipring.protocol.items import items
+from slipring.protocol.items.items import (
     CARRIED_TYPES,
     MOST_ITEMS,
     SUPPORTED_TYPES,
@@ -26,9 +29,6 @@ from slipring.protocol.items.items.items import (
     user_message,
     with_id,
 )
-
-from slipring.base.errors import InvalidRequest
-from slipring.protocol.items.items import items
 from slipring.protocol.wire import LONG_BYTES
 
 Json = dict[str, Any]

@@ -4,10 +4,10 @@ import json
 from typing import Any
 
 import pytest
-from slipring.protocol.items.items.items import MOST_ITEMS
 
 from slipring.base.errors import InvalidJson
 from slipring.protocol import wire
+from slipring.protocol.items.items import MOST_ITEMS
 from slipring.protocol.live_input import Append, Steer, read_append, read_steer
 
 MESSAGE = {"role": "user", "content": "wait"}

@@ -5,20 +5,13 @@ from typing import Any
 
 import pytest
 from msgspec import UNSET, Raw
-from slipring.protocol.tools.toolset.toolset import (
-    AUTO,
-    NO_TOOLS,
-    FunctionTool,
-    Offer,
-    ToolChoice,
-    Toolset,
-    merged,
-)
 
 from slipring.base.errors import InvalidRequest, UnsupportedParameter
 from slipring.protocol import wire
 from slipring.protocol.tools.grammars_and_schemas import Definitions, Grammar
+from slipring.protocol.tools.tool_choice import AUTO, Offer, ToolChoice
 from slipring.protocol.tools.tool_types import MOST_TOOLS
+from slipring.protocol.tools.toolset import NO_TOOLS, FunctionTool, Toolset, merged
 
 F = {"type": "function", "name": "f", "parameters": {"type": "object"}}
 G = {"type": "function", "name": "g", "parameters": None, "strict": True, "description": "does g"}

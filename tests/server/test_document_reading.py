@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slipring.protocol.items.items.items import in_context, plain_text
 
 from slipring.core.byte_ledger import Ledger
 from slipring.core.chain.resent_history import KnownItems
 from slipring.core.generation import Capabilities
 from slipring.core.limits import Limits
 from slipring.protocol.items.item_pictures import parts_of, pictures
+from slipring.protocol.items.items import in_context, plain_text
 from slipring.sandbox.sandbox import EncodedCall
 from slipring.server import document_reading
 from slipring.server.document_reading import DocumentReader

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slipring.protocol.items.items.items import Body, Item, read_item
 
 from slipring.core import attachments
 from slipring.core.generation import Capabilities
 from slipring.protocol import wire
 from slipring.protocol.items import data_spans, item_digests, item_pictures, pdf_documents
+from slipring.protocol.items.items import Body, Item, read_item
 from slipring.sandbox import pipe_messages
 from slipring.server import image_fetching
 from slipring.server.request_decoding import LARGE_BYTES

@@ -11,11 +11,11 @@ from typing import Any
 
 import aiohttp
 import pytest
-from slipring.protocol.items.items.items import CallOutput, InputImage, Message
 
 from slipring.core.generation import Capabilities
 from slipring.core.limits import Limits
 from slipring.protocol.items.item_pictures import base64_of, pictures
+from slipring.protocol.items.items import CallOutput, InputImage, Message
 from tests.api import Api
 from tests.chat_api import Chat
 from tests.harness import PuppetEngine, serve

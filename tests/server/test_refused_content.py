@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 from msgspec import Raw, Struct
-from slipring.protocol.items.items.items import Item
 
 from slipring.config.tables import BuiltinMapping, CheckEntry
 from slipring.core.checks.policies import Subject
@@ -40,6 +39,7 @@ from slipring.core.generation import (
 )
 from slipring.engines.base import Engine, Level
 from slipring.protocol import events
+from slipring.protocol.items.items import Item
 from slipring.protocol.responses import OutputItem
 from tests.api import Api
 from tests.harness import TERMINAL, Running, read_sse, serve

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 from msgspec import Raw
-from slipring.protocol.items.items.items import MOST_ITEMS, MOST_PARTS
-from slipring.protocol.tools.toolset.toolset import ToolChoice
 
 from slipring.base.errors import ApiError
 from slipring.core.betas import NO_BETAS
@@ -18,6 +16,8 @@ from slipring.core.chain.resent_history import KnownItems
 from slipring.core.session import client_events
 from slipring.protocol import wire
 from slipring.protocol.endpoints.translation import RESPONSES
+from slipring.protocol.items.items import MOST_ITEMS, MOST_PARTS
+from slipring.protocol.tools.tool_choice import ToolChoice
 from slipring.protocol.tools.tool_types import MOST_TOOLS
 from slipring.server.request_decoding import RequestDecoder
 from tests.api import Api

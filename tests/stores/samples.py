@@ -5,15 +5,15 @@ from typing import Any
 
 import msgspec
 from msgspec import Raw, structs
-from slipring.protocol.items.items.items import Item, user_message
-from slipring.protocol.tools.toolset.toolset import Toolset
 
 from slipring.core.chain import item_ids
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import Carry, Position, ResponseState
 from slipring.core.checks.policies import NodeVerdicts
 from slipring.protocol import wire
+from slipring.protocol.items.items import Item, user_message
 from slipring.protocol.responses import Response
+from slipring.protocol.tools.toolset import Toolset
 from slipring.stores.keys import Key
 from slipring.stores.runs import RunEvent
 from tests.core.connection import function, node

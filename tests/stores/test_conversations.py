@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 from msgspec import structs
-from slipring.protocol.items.items.items import Item
 
+from slipring.protocol.items.items import Item
 from slipring.stores.conversations import Appended, Conversation, Page, UnknownItem
 from slipring.stores.databases.database import UniqueViolated
 from slipring.stores.store import Store

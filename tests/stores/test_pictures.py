@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from slipring.protocol.items.items.items import Item, read_item
-
 from slipring.protocol import wire
+from slipring.protocol.items.items import Item, read_item
 from slipring.stores.conversations import Appended, Conversation
 from slipring.stores.databases.database import Statement
 from slipring.stores.pictures import Detached, digests_in, unpack

@@ -1,10 +1,10 @@
 """Rows are decoded to the states that they were encoded from, those of the first release included."""
 
 from msgspec import Raw
-from slipring.protocol.items.items.items import Item
 
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import Carry, OpenCall
+from slipring.protocol.items.items import Item
 from slipring.protocol.requests import TextFormat
 from slipring.stores import response_codec
 from slipring.stores.pictures import Detached

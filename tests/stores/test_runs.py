@@ -5,11 +5,11 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 from msgspec import Raw, structs
-from slipring.protocol.tools.toolset.toolset import Toolset
 
 from slipring.core.chain.head import NO_HEAD, Head
 from slipring.protocol import wire
 from slipring.protocol.responses import Response
+from slipring.protocol.tools.toolset import Toolset
 from slipring.server.access.content_encryption import KeyedSeal, new_key
 from slipring.server.background import cancelled_and_orphaned_runs
 from slipring.server.background.cancelled_and_orphaned_runs import Claim

@@ -64,7 +64,7 @@ from slipring.protocol.events import (
     SteerRef,
 )
 from slipring.protocol.items.hosted_items import ToolError
-from slipring.protocol.items.items.items import (
+from slipring.protocol.items.items import (
     CARRIED_TYPES,
     FORMS,
     MOST_ITEMS,
@@ -104,13 +104,8 @@ from slipring.protocol.requests import (
 )
 from slipring.protocol.responses import OutputItem, OutputTextPart, Response, TextEcho, ToolSearchCallItem
 from slipring.protocol.tools.mcp_tools import McpTool
-from slipring.protocol.tools.toolset.toolset import (
-    ChoiceObject,
-    CustomTool,
-    FunctionTool,
-    NamedTool,
-    NamespaceTool,
-)
+from slipring.protocol.tools.tool_choice import ChoiceObject, NamedTool
+from slipring.protocol.tools.toolset import CustomTool, FunctionTool, NamespaceTool
 
 Schema = dict[str, Any]
 EVENT = "ServerEvent"

@@ -3,7 +3,7 @@ within the bounds of the server.
 
 Images that a request names by URL, and that the server has fetched.
 
-The item of such an image stays as it was sent, and is with_fetched_images: models see it with a data URL in place of the
+The item of such an image stays as it was sent, and is opened: models see it with a data URL in place of the
 URL. What is stored and what is listed therefore have both.
 
 Documents in the input: PDF files that the server has read for models that take no files.
@@ -39,7 +39,7 @@ from slipring.protocol.items.item_pictures import (
     pictures,
     roles_in,
 )
-from slipring.protocol.items.items.items import InputFile, Item, opened_with
+from slipring.protocol.items.items import InputFile, Item, opened_with
 from slipring.protocol.items.pdf_documents import Document, data_in
 
 _BLIND = (
@@ -262,7 +262,7 @@ def remote_urls(items: Sequence[Item]) -> tuple[str, ...]:
 
 
 def with_fetched_images(items: Sequence[Item], fetched: Fetched) -> tuple[Item, ...]:
-    """The items, those with fetched images with_fetched_images. Raises ``InvalidRequest``, which names the field, for an
+    """The items, those with fetched images opened. Raises ``InvalidRequest``, which names the field, for an
     image that could not be fetched."""
     return tuple(_opened(item, index, fetched) for index, item in enumerate(items))
 

@@ -15,10 +15,11 @@ from slipring.core.chain.state import Branch, ResponseState, branch_of
 from slipring.core.chain.state import Position as Position
 from slipring.protocol.events import CallEvent
 from slipring.protocol.items.item_pictures import ALL_TYPES, MediaType
-from slipring.protocol.items.items.items import Effort, Item
+from slipring.protocol.items.items import Effort, Item
 from slipring.protocol.requests import TEXT, TextFormat
 from slipring.protocol.responses import Logprob
-from slipring.protocol.tools.toolset.toolset import Kind, Offer
+from slipring.protocol.tools.tool_choice import Offer
+from slipring.protocol.tools.toolset import Kind
 
 
 class Accepted(Struct):

@@ -32,7 +32,7 @@ from slipring.core.chain.state import Approval, Carry
 from slipring.core.generation import Hosting, UpstreamTools
 from slipring.protocol import wire
 from slipring.protocol.items.hosted_items import CallError
-from slipring.protocol.items.items.items import Item
+from slipring.protocol.items.items import Item
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.responses import McpApprovalRequestItem
 from slipring.protocol.tools import tool_types

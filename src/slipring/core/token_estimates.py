@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from slipring.core.chain.head import Head
 from slipring.core.generation import Job
 from slipring.protocol.items.item_pictures import BadPicture, Picture, pictures
-from slipring.protocol.items.items.items import Item
+from slipring.protocol.items.items import Item
 
 _BYTES_PER_TOKEN = 4
 _CHARACTERS_PER_TOKEN = 4

@@ -12,9 +12,9 @@ from slipring.prompts.rendering import Rendered, Renderer
 from slipring.prompts.rendering_codec import common_tokens
 from slipring.prompts.tokenization.token_budget import TokenBudget
 from slipring.protocol import wire
+from slipring.protocol.items import items
 from slipring.protocol.items.item_pictures import pictures
-from slipring.protocol.items.items import items
-from slipring.protocol.items.items.items import CallOutput, Item, plain_text
+from slipring.protocol.items.items import CallOutput, Item, plain_text
 
 _ENDINGS = ("\n0", ".0")
 """Two endings of a text after a place at which it is split before blanks and marks. They have no token in

@@ -28,7 +28,7 @@ from slipring.prompts.parsing.output_format import OutputFormat
 from slipring.prompts.tokenization.token_budget import UNLIMITED, BudgetedEncoder, TokenBudget
 from slipring.prompts.tokenization.tokenizer import Vocabulary
 from slipring.protocol import wire
-from slipring.protocol.items.items.items import Effort, Item
+from slipring.protocol.items.items import Effort, Item
 from slipring.protocol.requests import TextFormat
 
 

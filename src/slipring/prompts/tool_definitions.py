@@ -13,9 +13,9 @@ from msgspec import Raw
 
 from slipring.base.errors import InvalidRequest
 from slipring.protocol import wire
-from slipring.protocol.items.items.items import LoadedTools
+from slipring.protocol.items.items import LoadedTools
 from slipring.protocol.requests import TextFormat
-from slipring.protocol.tools.toolset.toolset import CallableTool, CustomTool, Toolset
+from slipring.protocol.tools.toolset import CallableTool, CustomTool, Toolset
 
 _NO_PARAMETERS = Raw(b'{"type":"object","properties":{}}')
 _ONE_STRING = Raw(

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from slipring.core.generation import Job, Settings
 from slipring.prompts.rendering import Renderer, Rendering
 from slipring.prompts.tokenization.token_budget import BudgetedEncoder, TokenBudget, TooManyTokens
-from slipring.protocol.items.items.items import Item, kept_tools
+from slipring.protocol.items.items import Item, kept_tools
 
 
 def is_due(settings: Settings, tokens: int, context: int) -> bool:

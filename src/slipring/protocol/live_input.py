@@ -18,8 +18,8 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from slipring.base.errors import ApiError, InvalidRequest, quoted
 from slipring.protocol import wire
-from slipring.protocol.items.items import items
-from slipring.protocol.items.items.items import CALL_OF_OUTPUT, InputFile, InputImage, InputText, Item
+from slipring.protocol.items import items
+from slipring.protocol.items.items import CALL_OF_OUTPUT, InputFile, InputImage, InputText, Item
 from slipring.protocol.tools.client_tools import CallId
 
 

@@ -23,7 +23,7 @@ from slipring.base.errors import InvalidJson, InvalidStreamId, UnsupportedParame
 from slipring.protocol import wire
 from slipring.protocol.items.item_digests import content_digest, item_outline
 from slipring.protocol.items.item_pictures import examine
-from slipring.protocol.items.items.items import MOST_ITEMS, Effort, Item, read_input, read_items
+from slipring.protocol.items.items import MOST_ITEMS, Effort, Item, read_input, read_items
 from slipring.protocol.tools.grammars_and_schemas import Definitions
 
 _OBJECT_BYTES = 400

@@ -18,7 +18,7 @@ from slipring.core.session.actions import ReadDocuments
 from slipring.core.tenant_caches import TenantEntries
 from slipring.protocol.items.item_digests import content_digest
 from slipring.protocol.items.item_pictures import examine
-from slipring.protocol.items.items.items import Item, in_context, opened_with, raw_digest
+from slipring.protocol.items.items import Item, in_context, opened_with, raw_digest
 from slipring.protocol.items.pdf_documents import Document
 from slipring.sandbox.pipe_messages import SandboxLimits, Words
 from slipring.sandbox.sandbox import EncodedCall, Sandbox, encoded_call

@@ -59,7 +59,7 @@ from slipring.core.turn.turn import Joined, Turn
 from slipring.engines.constraints import custom_tool_inputs, stop_sequences
 from slipring.protocol.events import Event
 from slipring.protocol.items.item_pictures import image_count
-from slipring.protocol.items.items.items import Item
+from slipring.protocol.items.items import Item
 from slipring.server import inspection_runner
 from slipring.server.access.auth import Caller
 from slipring.server.clock import now, unix_time

@@ -19,7 +19,7 @@ from slipring.core.session.client_events import ClientEvent
 from slipring.core.session.request_charges import objection
 from slipring.engines.tokens.tokenizer_threads import FairThreadPool
 from slipring.protocol import requests
-from slipring.protocol.items.items.items import Item
+from slipring.protocol.items.items import Item
 from slipring.protocol.requests import CreateRequest, Known
 
 T = TypeVar("T")

@@ -17,7 +17,7 @@ from slipring.core.chain import item_ids
 from slipring.core.chain.state import ResponseState
 from slipring.core.turn.turn import Joined
 from slipring.protocol import wire
-from slipring.protocol.items.items.items import Item, with_id
+from slipring.protocol.items.items import Item, with_id
 from slipring.stores.databases.database import (
     Database,
     OutcomeUnknown,

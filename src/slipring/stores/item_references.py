@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from slipring.protocol.items.items.items import Item
+from slipring.protocol.items.items import Item
 from slipring.stores.conversations import Conversations
 from slipring.stores.responses import Responses
 

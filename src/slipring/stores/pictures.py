@@ -18,7 +18,7 @@ from slipring.core.tenant_caches import TenantEntries
 from slipring.protocol.items.data_spans import data_spans
 from slipring.protocol.items.item_digests import content_digest, item_outline
 from slipring.protocol.items.item_pictures import examine
-from slipring.protocol.items.items.items import Item, raw_digest
+from slipring.protocol.items.items import Item, raw_digest
 from slipring.stores.databases.database import Database, ForeignKeyViolated, Row, Statement
 
 T = TypeVar("T")

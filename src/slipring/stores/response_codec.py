@@ -19,10 +19,10 @@ from slipring.core.chain.head import Head
 from slipring.core.chain.state import Approval, Carry, OpenCall, Position, Positions, ResponseState
 from slipring.core.checks.policies import NodeVerdicts
 from slipring.protocol import wire
-from slipring.protocol.items.items.items import Item, raw_digest
+from slipring.protocol.items.items import Item, raw_digest
 from slipring.protocol.requests import TextFormat
 from slipring.protocol.responses import Response
-from slipring.protocol.tools.toolset.toolset import CallableTool, Toolset
+from slipring.protocol.tools.toolset import CallableTool, Toolset
 from slipring.stores.pictures import Detached, unpack
 
 _NO_CARRY = Carry()

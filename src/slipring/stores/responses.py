@@ -17,7 +17,7 @@ from slipring.core.chain.item_ids import Place
 from slipring.core.chain.state import Positions, ResponseState
 from slipring.core.checks.policies import NodeVerdicts
 from slipring.core.tenant_caches import TenantEntries
-from slipring.protocol.items.items.items import Item, renamed
+from slipring.protocol.items.items import Item, renamed
 from slipring.protocol.responses import Response
 from slipring.stores import response_codec
 from slipring.stores.conversations import Appended, append_statements

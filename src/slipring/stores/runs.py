@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from slipring.core.chain.head import Head
 from slipring.protocol import wire
-from slipring.protocol.items.items.items import Item
+from slipring.protocol.items.items import Item
 from slipring.protocol.responses import Response, Status
 from slipring.stores import response_codec
 from slipring.stores.databases.database import Database, RequiredRowMissing, Statement

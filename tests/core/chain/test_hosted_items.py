@@ -4,12 +4,12 @@ import json
 from typing import Any
 
 from msgspec import structs
-from slipring.protocol.items.items.items import Item, in_context, read_item, user_message
 
 from slipring.core.chain import hosted_items_in_context
 from slipring.core.chain.state import Approval, Carry
 from slipring.protocol import wire
 from slipring.protocol.items.item_pictures import image_count
+from slipring.protocol.items.items import Item, in_context, read_item, user_message
 from tests.pictures import PIXEL
 
 CALL = {"type": "mcp_call", "server_label": "s", "name": "f", "arguments": "{}"}

@@ -4,13 +4,13 @@ import json
 from typing import Any
 
 import pytest
-from slipring.protocol.items.items.items import Item, read_item
 
 from slipring.base.errors import InvalidRequest
 from slipring.core.chain import input_items
 from slipring.core.chain.input_items import OpenCarry
 from slipring.core.chain.state import Carry
 from slipring.core.generation import CallArguments, CallStarted, Text
+from slipring.protocol.items.items import Item, read_item
 from tests.core.connection import Connection, Json, call_output, function, message, only_error
 
 

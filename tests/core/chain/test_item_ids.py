@@ -1,10 +1,10 @@
 """Item ids encode the position of their item."""
 
 import pytest
-from slipring.protocol.items.items.items import read_item, user_message
 
 from slipring.core.chain import item_ids
 from slipring.core.chain.item_ids import Place
+from slipring.protocol.items.items import read_item, user_message
 
 
 def test_an_output_item_id_encodes_its_position() -> None:

@@ -1,7 +1,6 @@
 """Known contexts: found by what they contain, forgotten in time and within a bound."""
 
 from msgspec import Struct
-from slipring.protocol.items.items.items import Item, user_message
 
 from slipring.core.chain.head import Head
 from slipring.core.chain.resent_history import (
@@ -14,6 +13,7 @@ from slipring.core.chain.resent_history import (
 )
 from slipring.core.chain.state import Position, echoed_bytes
 from slipring.protocol.items.item_digests import content_digest
+from slipring.protocol.items.items import Item, user_message
 from tests.core.connection import node
 
 HEAD = Head("Be brief.")

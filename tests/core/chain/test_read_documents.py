@@ -4,7 +4,6 @@ import json
 
 import pytest
 from msgspec import structs
-from slipring.protocol.items.items.items import InputFile, Item, in_context, read_item
 
 from slipring.base.errors import InvalidRequest, UnsupportedParameter
 from slipring.core.attachments import (
@@ -22,6 +21,7 @@ from slipring.core.generation import Capabilities, Text
 from slipring.core.limits import Limits
 from slipring.protocol import wire
 from slipring.protocol.items.item_pictures import pictures
+from slipring.protocol.items.items import InputFile, Item, in_context, read_item
 from slipring.protocol.items.pdf_documents import Document, document_in
 from tests.core.connection import Connection, Json, Server, message, only_error
 from tests.pictures import PIXEL, data_url, png

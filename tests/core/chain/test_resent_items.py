@@ -1,9 +1,9 @@
 """Items that tenants sent lately: which are found, and for how long."""
 
 from msgspec import Raw
-from slipring.protocol.items.items.items import Item, read_items
 
 from slipring.core.chain.resent_history import KnownItems
+from slipring.protocol.items.items import Item, read_items
 
 LONG = 10.0
 

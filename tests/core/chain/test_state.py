@@ -7,14 +7,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from slipring.protocol.items.items.items import Item, user_message
-from slipring.protocol.tools.toolset.toolset import Offer
 
 from slipring.core.chain import item_ids
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import ResponseState
 from slipring.core.chain.state_cache import ConnectionCache
 from slipring.core.generation import Job, Settings
+from slipring.protocol.items.items import Item, user_message
+from slipring.protocol.tools.tool_choice import Offer
 from tests.core.connection import PLAIN, Connection, call_output, function, line, message, node
 
 

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
-from slipring.protocol.items.items.items import Item
 
 from slipring.core.checks.answer_gate import Gate, Inspection
 from slipring.core.checks.policies import Action, Check, Kind, Mode, Policy, Subject, Verdict, checks_of
@@ -30,6 +29,7 @@ from slipring.core.generation import (
     UpstreamItemStarted,
 )
 from slipring.protocol.events import McpCallArgumentsDelta, McpCallArgumentsDone
+from slipring.protocol.items.items import Item
 from slipring.protocol.responses import Logprob
 
 END = Finished("stop", input_tokens=1, cached_tokens=0, output_tokens=1)

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from msgspec import structs
-from slipring.protocol.items.items.items import CARRIED_TYPES, FORMS, Item, read_item
 
 from slipring.core.chain import hosted_items_in_context
 from slipring.core.chain.head import Head
@@ -24,6 +23,7 @@ from slipring.core.checks.inspected_texts import (
 from slipring.core.checks.known_verdicts import KnownVerdicts
 from slipring.core.checks.policies import Check, Policy
 from slipring.core.turn.turn_checks import InspectedItems
+from slipring.protocol.items.items import CARRIED_TYPES, FORMS, Item, read_item
 from slipring.protocol.responses import OutputItem
 from tests.text_fields import Variant, text_fields, vocabulary
 

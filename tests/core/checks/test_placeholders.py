@@ -4,7 +4,9 @@ import json
 from typing import Any
 
 import pytest
-from slipring.protocol.items.items.items import (
+
+from slipring.core.turn.withheld_items import placeholder
+from slipring.protocol.items.items import (
     CallOutput,
     FunctionCall,
     Item,
@@ -13,8 +15,6 @@ from slipring.protocol.items.items.items import (
     plain_text,
     read_item,
 )
-
-from slipring.core.turn.withheld_items import placeholder
 
 TEXT = "[Withheld: the safety check 'words' has refused this content.]"
 PARTS = [{"type": "input_text", "text": "secret"}]

@@ -6,11 +6,11 @@ from itertools import product
 from typing import Any
 
 import pytest
-from slipring.protocol.items.items.items import CARRIED_TYPES, SUPPORTED_TYPES, Item, read_item
 
 from slipring.core.checks.inspected_texts import called_names, is_models, subject_of, verdict_key
 from slipring.core.checks.policies import Subject
 from slipring.protocol.items.item_digests import content_digest
+from slipring.protocol.items.items import CARRIED_TYPES, SUPPORTED_TYPES, Item, read_item
 from tests.pictures import PIXEL
 
 CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": '{"x":1}'}

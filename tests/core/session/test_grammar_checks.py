@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-from slipring.protocol.items.items.items import read_item
 
 from slipring.base.errors import InvalidRequest, RateLimited, Unavailable
 from slipring.core.betas import Betas
@@ -11,6 +10,7 @@ from slipring.core.generation import CallArguments, CallStarted, Text
 from slipring.core.session.actions import Loaded
 from slipring.core.turn.stages import Stages
 from slipring.core.turn.turn import Joined
+from slipring.protocol.items.items import read_item
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.wire import encode, raw
 from tests.core.connection import Connection, Json, Server, function, message, only_error, types

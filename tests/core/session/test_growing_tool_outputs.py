@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 from msgspec import structs
-from slipring.protocol.items.items.items import CallOutput
 
 from slipring.base.errors import ModelNotFound, Unavailable
 from slipring.core.betas import Betas
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Model, Text
+from slipring.protocol.items.items import CallOutput
 from tests.core.connection import (
     PLAIN,
     Connection,

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 from msgspec import Raw, Struct, structs
-from slipring.protocol.tools.toolset.toolset import CustomTool, FunctionTool, NamespaceTool, ToolSearchTool
 
 from slipring.core.checks.policies import Check, Policy
 from slipring.core.generation import Job
 from slipring.protocol.requests import CreateRequest, JsonSchemaFormat
+from slipring.protocol.tools.toolset import CustomTool, FunctionTool, NamespaceTool, ToolSearchTool
 from tests.core.connection import Connection, Json, Server, function
 from tests.text_fields import RAW, text_fields
 

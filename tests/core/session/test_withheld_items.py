@@ -4,10 +4,10 @@ import json
 from typing import Any
 
 import pytest
-from slipring.protocol.items.items.items import read_item
 
 from slipring.core.checks.policies import Check, Policy
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Text
+from slipring.protocol.items.items import read_item
 from tests.core.connection import (
     Connection,
     Json,

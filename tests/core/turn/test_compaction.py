@@ -4,12 +4,12 @@ import json
 from typing import Any
 
 import pytest
-from slipring.protocol.items.items.items import user_message
 
 from slipring.base.errors import InvalidRequest, ServerError
 from slipring.core.betas import Betas
 from slipring.core.generation import CallArguments, CallStarted, Delta, RefusalText, Text, Thought
 from slipring.core.turn.compaction import _LEAD, is_users
+from slipring.protocol.items.items import user_message
 from tests.core.connection import (
     Connection,
     Json,

@@ -4,12 +4,12 @@ import json
 from typing import Any
 
 import pytest
-from slipring.protocol.items.items.items import Item, read_item
 
 from slipring.core.chain import resent_history
 from slipring.core.chain.resent_history import KnownHistories, Outline
 from slipring.core.generation import CallArguments, CallStarted, Text, Thought
 from slipring.protocol.items.item_digests import OUTLINE_BYTES, item_outline, outlined_field
+from slipring.protocol.items.items import Item, read_item
 from slipring.protocol.turn_report import Departure
 from tests.core.connection import Connection, Json, function, message
 from tests.core.turn.test_recognition import connect

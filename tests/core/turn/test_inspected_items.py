@@ -10,8 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw, structs
-from slipring.protocol.items.items.items import Item, read_item, user_message
-from slipring.protocol.tools.toolset.toolset import Offer, Toolset
 
 from slipring.base.errors import ApiError, InvalidPrompt
 from slipring.core.chain import hosted_items_in_context
@@ -24,7 +22,10 @@ from slipring.core.checks.policies import Check, NodeVerdicts, Policy, Subject, 
 from slipring.core.generation import Finished, Job, Settings, Text
 from slipring.core.turn.compaction import condensed
 from slipring.core.turn.turn_checks import InspectedItems
+from slipring.protocol.items.items import Item, read_item, user_message
 from slipring.protocol.tools.mcp_tools import ListedTool
+from slipring.protocol.tools.tool_choice import Offer
+from slipring.protocol.tools.toolset import Toolset
 from tests.core.connection import PLAIN, function, node
 
 POLICY = Policy((Check("guard", action="block"),))

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slipring.protocol.items.items.items import Item
 
 from slipring.core.chain.resent_history import Thoughts
 from slipring.core.generation import CallArguments, CallStarted, Delta, Text, Thought
+from slipring.protocol.items.items import Item
 from tests.core.connection import Connection, Json, Seen, call_output, message, visible
 from tests.core.turn.test_recognition import connect
 

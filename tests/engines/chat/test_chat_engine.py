@@ -10,8 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw, structs
-from slipring.protocol.items.items.items import CALL_OF_OUTPUT, Item, short_id
-from slipring.protocol.tools.toolset.toolset import Offer, Toolset
 
 from slipring.base.errors import ApiError, InvalidRequest, RateLimited, ServerError, StartupError
 from slipring.core.chain.head import Head
@@ -37,6 +35,9 @@ from slipring.engines.chat.options import ChatOptions, read_options
 from slipring.engines.chat.request_body import EMPTY, Request, Writer, Written, toolbox, write_request
 from slipring.engines.chat.returned_fields import Details
 from slipring.engines.remote.retries_and_breaker import Retryable
+from slipring.protocol.items.items import CALL_OF_OUTPUT, Item, short_id
+from slipring.protocol.tools.tool_choice import Offer
+from slipring.protocol.tools.toolset import Toolset
 from tests.core.connection import PLAIN
 from tests.engines.fakes.chat import FakeChatServer, Send
 from tests.engines.fakes.server import Call, HangUp, Refuse, Say, Stop, Think, started

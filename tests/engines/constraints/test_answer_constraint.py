@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLTokenizer, grammar_from
 from msgspec import Raw
-from slipring.protocol.tools.toolset.toolset import Offer, Toolset
 
 from slipring.base.errors import InvalidRequest, UnsupportedParameter
 from slipring.core.chain.head import Head
@@ -23,6 +22,8 @@ from slipring.prompts.parsing.output_format import OutputFormat
 from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.prompts.tokenization.tokenizer import Tokenizer
 from slipring.protocol.requests import TEXT, TextFormat, read_format
+from slipring.protocol.tools.tool_choice import Offer
+from slipring.protocol.tools.toolset import Toolset
 from tests.core.connection import PLAIN
 from tests.prompts.parsing.family_formats import MISTRAL_NEMO, QWEN3_CODER
 from tests.prompts.vocabulary import of_format, renderer, small_metadata

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from msgspec import Raw
-from slipring.protocol.tools.toolset.toolset import Offer, Toolset
 
 from slipring.base.errors import ServerError
 from slipring.core.chain.head import Head
@@ -28,6 +27,8 @@ from slipring.engines.base import Engine, Level
 from slipring.engines.constraints import custom_tool_inputs
 from slipring.engines.constraints.sample_values import sample_input
 from slipring.protocol.tools.grammars_and_schemas import Grammar
+from slipring.protocol.tools.tool_choice import Offer
+from slipring.protocol.tools.toolset import Toolset
 from tests.core.connection import PLAIN
 from tests.engines.fitting import STATES, fits
 from tests.harness import serve

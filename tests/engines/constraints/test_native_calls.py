@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 from msgspec import Raw, structs
-from slipring.protocol.tools.toolset.toolset import Offer, Toolset
 
 from slipring.base.errors import InvalidRequest
 from slipring.core.chain.head import Head
@@ -24,6 +23,8 @@ from slipring.prompts.parsing.answer_writer import Call
 from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.prompts.tokenization.tokenizer import Tokenizer
 from slipring.protocol.requests import TEXT, TextFormat, read_format
+from slipring.protocol.tools.tool_choice import Offer
+from slipring.protocol.tools.toolset import Toolset
 from tests.core.connection import PLAIN
 from tests.engines.fakes.structural_tags import read_tag, schemas_of
 from tests.prompts.parsing import family_formats

@@ -14,7 +14,6 @@ import aiohttp
 import jsonschema
 import pytest
 from msgspec import Raw
-from slipring.protocol.tools.toolset.toolset import Offer, Toolset
 
 from slipring.base.errors import StartupError
 from slipring.core.chain.head import Head
@@ -30,6 +29,8 @@ from slipring.engines.tokens.template_choice import make_renderer
 from slipring.prompts.rendering import Preface, Rendered, empty
 from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.protocol.requests import TEXT
+from slipring.protocol.tools.tool_choice import Offer
+from slipring.protocol.tools.toolset import Toolset
 from tests.engines.emitting import deltas_of
 from tests.engines.fakes.server import started as running
 from tests.engines.test_counts import job_of

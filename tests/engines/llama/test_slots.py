@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
-from slipring.protocol.tools.toolset.toolset import Offer
 
 from slipring.base.errors import ApiError, Unavailable
 from slipring.core.chain.head import Head
@@ -30,6 +29,7 @@ from slipring.engines.remote.streamed_answer import Consumer
 from slipring.engines.scheduling.job_queue import JobQueue
 from slipring.engines.tokens.sampling import Sampling
 from slipring.prompts.rendering import Rendered
+from slipring.protocol.tools.tool_choice import Offer
 from tests.engines.emitting import deltas_of
 from tests.engines.llama.fake_llama import (
     BYTES_PER_TOKEN,

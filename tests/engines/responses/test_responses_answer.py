@@ -5,8 +5,6 @@ from typing import Any
 
 import pytest
 from msgspec import Raw
-from slipring.protocol.items.items.items import Item
-from slipring.protocol.tools.toolset.toolset import Offer, Toolset
 
 from slipring.base.errors import ApiError, InvalidRequest, RateLimited, ServerError
 from slipring.core.chain.head import Head
@@ -35,7 +33,10 @@ from slipring.engines.responses.answer import ResponsesAnswer
 from slipring.engines.responses.events import decode_event
 from slipring.engines.responses.reported_errors import ContextLost, LanesUnsupported
 from slipring.protocol import events, wire
+from slipring.protocol.items.items import Item
 from slipring.protocol.responses import Logprob, TopLogprob
+from slipring.protocol.tools.tool_choice import Offer
+from slipring.protocol.tools.toolset import Toolset
 
 MESSAGE = {"type": "message", "id": "m"}
 TOOLS = Toolset.read(

@@ -10,8 +10,6 @@ from typing import Any
 
 import aiohttp
 import pytest
-from slipring.protocol.items.items.items import user_message
-from slipring.protocol.tools.toolset.toolset import Offer
 
 from slipring.base.errors import StartupError
 from slipring.config.settings import Config
@@ -22,6 +20,8 @@ from slipring.engines.catalog import Catalog, Entry
 from slipring.engines.responses.engine import ResponsesEngine
 from slipring.engines.responses.options import ResponsesOptions, read_options
 from slipring.engines.responses.sockets import _SILENCE_S
+from slipring.protocol.items.items import user_message
+from slipring.protocol.tools.tool_choice import Offer
 from slipring.server.process.server import Server
 from tests.engines.emitting import deltas_of
 from tests.engines.fakes.responses import FakeResponsesServer, settle

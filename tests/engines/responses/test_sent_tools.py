@@ -4,9 +4,9 @@ import json
 from typing import Any
 
 from msgspec import Raw
-from slipring.protocol.tools.toolset.toolset import Toolset
 
 from slipring.engines.responses.request_body import client_tools
+from slipring.protocol.tools.toolset import Toolset
 
 ADD = {"name": "add", "input_schema": {"type": "object"}, "description": "Adds."}
 SPACED = {"name": "two words", "input_schema": {"type": "object"}}

@@ -10,8 +10,6 @@ from typing import Any
 import jsonschema
 import pytest
 from msgspec import Raw, structs
-from slipring.protocol.items.items.items import user_message
-from slipring.protocol.tools.toolset.toolset import Offer
 
 from slipring.base.errors import StartupError, TooExpensive
 from slipring.core.chain.head import Head
@@ -19,7 +17,9 @@ from slipring.core.generation import Accepted, Begun, Delta, Finished, Job, Pref
 from slipring.engines.constraints.grammar_compiler import Compiler
 from slipring.engines.simulated.engine import SimulatedEngine
 from slipring.engines.simulated.options import SimulatedOptions, read_options
+from slipring.protocol.items.items import user_message
 from slipring.protocol.requests import TextFormat
+from slipring.protocol.tools.tool_choice import Offer
 from tests.engines.emitting import deltas_of
 from tests.engines.simulated.clock import Clock
 from tests.harness import WEATHER, Socket, serve

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 from msgspec import Raw, structs
-from slipring.protocol.items.items.items import read_item, user_message
-from slipring.protocol.tools.toolset.toolset import Offer, Toolset
 
 from slipring.core.chain.head import Head
 from slipring.core.generation import (
@@ -33,6 +31,9 @@ from slipring.engines.tokens.token_answer import Piece, TokenAnswer
 from slipring.prompts.templates.probed_template import ModelTemplate
 from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.prompts.tokenization.tokenizer import Tokenizer
+from slipring.protocol.items.items import read_item, user_message
+from slipring.protocol.tools.tool_choice import Offer
+from slipring.protocol.tools.toolset import Toolset
 from tests.harness import WEATHER, serve
 from tests.prompts.parsing.answers import merged
 from tests.prompts.template_texts import PLAIN

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slipring.protocol.items.items.items import read_item, user_message
-from slipring.protocol.tools.toolset.toolset import Offer
 
 from slipring.base.errors import StartupError
 from slipring.core.chain.head import Head
@@ -20,6 +18,8 @@ from slipring.engines.simulated.context_digest import trace_job
 from slipring.engines.simulated.options import SimulatedOptions
 from slipring.engines.simulated.tokenized import TokenizedEngine
 from slipring.prompts.rendering import Rendered
+from slipring.protocol.items.items import read_item, user_message
+from slipring.protocol.tools.tool_choice import Offer
 from tests.engines.emitting import deltas_of
 from tests.engines.fakes.tokens import tokenizer_directory
 from tests.engines.simulated.clock import Clock

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from msgspec import structs
-from slipring.protocol.items.items.items import Item
 
 from slipring.base.errors import ContextLengthExceeded, InvalidRequest
 from slipring.core.generation import Job, Prefill, Settings
@@ -16,6 +15,7 @@ from slipring.engines.tokens.tokenizer_threads import TokenizerThreads
 from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.prompts.tokenization.token_budget import UNLIMITED, TokenBudget
 from slipring.prompts.tokenization.tokenizer import Vocabulary
+from slipring.protocol.items.items import Item
 from tests.engines.tokens.test_remote_vocabulary import CharacterVocabulary
 from tests.engines.tokens.test_tokens import job
 from tests.prompts.test_rendering import after

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 from msgspec import Raw
-from slipring.protocol.tools.toolset.toolset import Offer, Toolset
 
 from slipring.base.errors import ServerError
 from slipring.core.chain.head import Head
@@ -25,6 +24,8 @@ from slipring.prompts.rendering import Rendered
 from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.prompts.tokenization.tokenizer import Tokenizer
 from slipring.protocol import wire
+from slipring.protocol.tools.tool_choice import Offer
+from slipring.protocol.tools.toolset import Toolset
 from tests.harness import WEATHER
 from tests.prompts.vocabulary import message, of_format, renderer, small_metadata
 

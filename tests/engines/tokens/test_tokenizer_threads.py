@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 from msgspec import structs
-from slipring.protocol.items.items.items import Item
 
 from slipring.core.generation import Job
 from slipring.core.limits import Limits
 from slipring.engines.tokens.tokenizer_threads import FairThreadPool, TokenizerThreads
+from slipring.protocol.items.items import Item
 from tests.engines.tokens.test_tokens import job
 from tests.prompts.vocabulary import message
 

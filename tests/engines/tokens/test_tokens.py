@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw, structs
-from slipring.protocol.tools.toolset.toolset import Offer, Toolset
 
 from slipring.core.chain.head import Head
 from slipring.core.generation import (
@@ -28,6 +27,8 @@ from slipring.prompts.rendering import Rendered
 from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.protocol import wire
 from slipring.protocol.responses import Logprob
+from slipring.protocol.tools.tool_choice import Offer
+from slipring.protocol.tools.toolset import Toolset
 from tests.harness import WEATHER
 from tests.prompts.vocabulary import message, of_format, small
 

@@ -13,8 +13,6 @@ from typing import Any
 
 import jinja2
 from msgspec import Raw, Struct, structs
-from slipring.protocol.items.items.items import Item, short_id
-from slipring.protocol.tools.toolset.toolset import Toolset
 
 from slipring.base.errors import InvalidRequest
 from slipring.commands.inspection.sample_conversation import Answer as WrittenAnswer
@@ -37,6 +35,8 @@ from slipring.prompts.templates.chat_messages import ChatMessage, head_messages
 from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.prompts.tokenization.token_budget import BudgetedEncoder
 from slipring.prompts.tool_definitions import declare_tools, template_tools, tool_instructions
+from slipring.protocol.items.items import Item, short_id
+from slipring.protocol.tools.toolset import Toolset
 from tests.prompts.chains.histories import Answer, History, Input, Start
 from tests.prompts.templates.family_templates import render_with_jinja2
 from tests.prompts.test_rendering import after, job

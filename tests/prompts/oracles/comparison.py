@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from msgspec import Raw, structs
-from slipring.protocol.items.items.items import Item
-from slipring.protocol.tools.toolset.toolset import Offer, Toolset
 
 from slipring.base.errors import InvalidRequest
 from slipring.core.chain.head import Head
@@ -20,6 +18,9 @@ from slipring.prompts.rendering import Rendered, Rendering
 from slipring.prompts.templates.probed_template import ModelTemplate
 from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.prompts.tokenization.tokenizer import Tokenizer
+from slipring.protocol.items.items import Item
+from slipring.protocol.tools.tool_choice import Offer
+from slipring.protocol.tools.toolset import Toolset
 from tests.prompts.oracles.conversations import CHAINS, PROMPTS, TOOLS, Message
 from tests.prompts.oracles.families import DAY, Family
 from tests.prompts.parsing.answers import merged

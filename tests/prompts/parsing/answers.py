@@ -4,11 +4,12 @@ from collections.abc import Iterable
 
 import msgspec
 from msgspec import Raw
-from slipring.protocol.tools.toolset.toolset import CallableTool, CustomTool, FunctionTool, Offer
 
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Text, Thought
 from slipring.prompts.parsing.output_format import OutputFormat
 from slipring.prompts.parsing.output_parser import output_parser
+from slipring.protocol.tools.tool_choice import Offer
+from slipring.protocol.tools.toolset import CallableTool, CustomTool, FunctionTool
 
 
 def function(name: str, namespace: str | None = None, schema: object = None) -> CallableTool:

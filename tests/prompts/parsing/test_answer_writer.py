@@ -7,7 +7,6 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
-from slipring.protocol.tools.toolset.toolset import CallableTool, CustomTool, FunctionTool, Offer
 
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Text, Thought
 from slipring.prompts.parsing.answer_writer import Call, Piece, answer_pieces, write_calls
@@ -23,6 +22,8 @@ from slipring.prompts.parsing.output_format import (
     TaggedCalls,
 )
 from slipring.protocol import wire
+from slipring.protocol.tools.tool_choice import Offer
+from slipring.protocol.tools.toolset import CallableTool, CustomTool, FunctionTool
 from tests.prompts.parsing import family_formats as known
 from tests.prompts.parsing.answers import OFFER, call, check, parsed, split
 from tests.prompts.parsing.written_answers import write_answer

@@ -10,11 +10,11 @@ from functools import cache
 from typing import Any
 
 import pytest
-from slipring.protocol.tools.toolset.toolset import Offer
 
 from slipring.core.generation import CallArguments, CallStarted, Delta, Text, Thought
 from slipring.prompts.parsing.answer_writer import Call
 from slipring.prompts.parsing.output_format import OutputFormat
+from slipring.protocol.tools.tool_choice import Offer
 from tests.prompts.parsing import family_formats
 from tests.prompts.parsing.answers import function, parsed
 from tests.prompts.parsing.written_answers import write_answer

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slipring.protocol.tools.toolset.toolset import Offer
 
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Text, Thought
 from slipring.prompts.parsing.output_format import JsonCalls, NamedJsonCalls, OutputFormat, TaggedCalls
 from slipring.prompts.parsing.output_parser import output_parser
+from slipring.protocol.tools.tool_choice import Offer
 from tests.prompts.parsing import family_formats
 from tests.prompts.parsing.answers import NONE, check, custom, custom_call, function, merged, parsed, split
 from tests.prompts.parsing.written_calls import Call, without_section, written

@@ -5,11 +5,11 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slipring.protocol.tools.toolset.toolset import Offer
 
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Text, Thought
 from slipring.prompts.parsing.output_format import JsonCalls, OutputFormat
 from slipring.prompts.parsing.output_parser import output_parser
+from slipring.protocol.tools.tool_choice import Offer
 from tests.prompts.parsing.answers import (
     NONE,
     OFFER,

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 from msgspec import Raw
-from slipring.protocol.items.items.items import Item
-from slipring.protocol.tools.toolset.toolset import Toolset
 
 from slipring.core.chain.head import Head
+from slipring.protocol.items.items import Item
+from slipring.protocol.tools.toolset import Toolset
 from tests.prompts.test_rendering import job
 from tests.prompts.vocabulary import call, custom_call, item, message, output, renderer
 

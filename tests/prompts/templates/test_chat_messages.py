@@ -5,8 +5,6 @@ from typing import Any
 
 import pytest
 from msgspec import Raw
-from slipring.protocol.items.items.items import Item, short_id
-from slipring.protocol.tools.toolset.toolset import Toolset
 
 from slipring.base.errors import InvalidRequest
 from slipring.core.chain.head import Head
@@ -18,7 +16,9 @@ from slipring.prompts.templates.chat_messages import (
     head_messages,
 )
 from slipring.prompts.tool_definitions import template_tools
+from slipring.protocol.items.items import Item, short_id
 from slipring.protocol.requests import TEXT, TextFormat
+from slipring.protocol.tools.toolset import Toolset
 from tests.prompts.parsing.family_formats import HERMES
 from tests.prompts.templates.test_builtin_formats import FILES, PATCH, PATCH_LINE, READ_LINE, WEATHER
 from tests.prompts.vocabulary import call, custom_call, item, message

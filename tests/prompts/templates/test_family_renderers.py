@@ -2,13 +2,13 @@
 
 import pytest
 from msgspec import structs
-from slipring.protocol.items.items.items import Item
 
 from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Job
 from slipring.prompts.fallback_reasons import DROPS_THOUGHTS, EFFORT_CHANGED, MOVES_EARLIER, REWRITES_EARLIER
 from slipring.prompts.rendering import Rendered, Rendering
 from slipring.prompts.templates.template_renderer import Tail, TemplateRenderer
+from slipring.protocol.items.items import Item
 from tests.prompts.templates.family_renderers import family_renderer
 from tests.prompts.templates.family_templates import NAMES
 from tests.prompts.templates.test_chat_messages import thought

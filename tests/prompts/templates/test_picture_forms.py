@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from msgspec import Raw
-from slipring.protocol.items.items.items import Item
 
 from slipring.base.errors import InvalidRequest
 from slipring.core.chain.head import Head
@@ -33,6 +32,7 @@ from slipring.prompts.tokenization.tokenizer import Tokenizer
 from slipring.prompts.truncation import shorten
 from slipring.protocol import wire
 from slipring.protocol.items.item_pictures import Picture, pictures
+from slipring.protocol.items.items import Item
 from tests.pictures import data_url, png
 from tests.prompts.templates.family_templates import render_with_jinja2
 from tests.prompts.templates.test_family_renderers import call, spelled

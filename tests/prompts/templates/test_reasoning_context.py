@@ -4,7 +4,6 @@ from itertools import product
 
 import pytest
 from msgspec import structs
-from slipring.protocol.items.items.items import Item
 
 from slipring.core.generation import Job
 from slipring.prompts.fallback_reasons import ASKED_TO_DROP, CONTEXT_CHANGED
@@ -12,6 +11,7 @@ from slipring.prompts.rendering import Rendering
 from slipring.prompts.templates.template_renderer import TemplateRenderer, clipped, joined, ranges_of
 from slipring.prompts.tokenization.token_budget import TokenBudget
 from slipring.prompts.truncation import shorten
+from slipring.protocol.items.items import Item
 from tests.prompts.templates.family_renderers import family_renderer
 from tests.prompts.templates.family_templates import NAMES
 from tests.prompts.templates.test_chat_messages import thought

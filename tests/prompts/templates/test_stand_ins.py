@@ -3,7 +3,6 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slipring.protocol.items.items.items import Item
 
 from slipring.prompts.templates.chat_messages import ChatMessage, MessageBuilder
 from slipring.prompts.templates.stand_ins import (
@@ -12,6 +11,7 @@ from slipring.prompts.templates.stand_ins import (
     stand_in,
     with_earlier_calls,
 )
+from slipring.protocol.items.items import Item
 from tests.prompts.templates.test_chat_messages import thought
 from tests.prompts.vocabulary import call, message, output
 

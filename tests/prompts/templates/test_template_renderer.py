@@ -8,8 +8,6 @@ import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from msgspec import Raw, structs
-from slipring.protocol.items.items.items import Item
-from slipring.protocol.tools.toolset.toolset import Toolset
 
 from slipring.base.errors import InvalidRequest
 from slipring.core.chain.head import Head
@@ -31,6 +29,8 @@ from slipring.prompts.templates.probed_template import ModelTemplate
 from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.prompts.tokenization.token_budget import TokenBudget
 from slipring.prompts.truncation import shorten
+from slipring.protocol.items.items import Item
+from slipring.protocol.tools.toolset import Toolset
 from tests.prompts.parsing.family_formats import HERMES
 from tests.prompts.template_texts import CHATML, SPECIAL, TEMPLATES, THINKING, everything, template_renderer
 from tests.prompts.templates.test_chat_messages import thought

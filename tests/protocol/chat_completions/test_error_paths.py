@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-from slipring.protocol.tools.toolset.toolset import Toolset
 
 from slipring.base.errors import ApiError, ContextLengthExceeded, InvalidRequest, ServerError
 from slipring.core.chain import input_items
@@ -11,6 +10,7 @@ from slipring.protocol import requests
 from slipring.protocol.chat_completions.requests import ChatTranslation
 from slipring.protocol.events import Error, ErrorAnswer
 from slipring.protocol.tools.grammars_and_schemas import Definitions
+from slipring.protocol.tools.toolset import Toolset
 from tests.protocol.chat_completions.sent import FINGERPRINT, USER, Json, translated
 
 PIXEL = {"type": "image_url", "image_url": {"url": "x"}}

@@ -4,9 +4,9 @@ import json
 from typing import Any
 
 import pytest
-from slipring.protocol.items.items.items import read_input
 
 from slipring.protocol.chat_completions.history import History
+from slipring.protocol.items.items import read_input
 from slipring.protocol.wire import raw
 from tests.protocol.chat_completions.sent import USER, Json, create, items, refusal
 

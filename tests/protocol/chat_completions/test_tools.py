@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 from msgspec import UNSET, Raw, UnsetType
-from slipring.protocol.tools.toolset.toolset import ToolChoice, Toolset
 
+from slipring.protocol.tools.tool_choice import ToolChoice
+from slipring.protocol.tools.toolset import Toolset
 from tests.protocol.chat_completions.sent import USER, Json, create, refusal
 
 PARAMETERS: Json = {"type": "object", "properties": {"city": {"type": "string"}}}

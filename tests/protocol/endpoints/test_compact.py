@@ -5,11 +5,11 @@ from typing import Any, cast
 
 import pytest
 from msgspec import Raw
-from slipring.protocol.items.items.items import MOST_ITEMS
 
 from slipring.base.errors import InvalidRequest
 from slipring.protocol import wire
 from slipring.protocol.endpoints.bodies import read_compact
+from slipring.protocol.items.items import MOST_ITEMS
 from slipring.protocol.requests import CreateRequest
 
 TRIGGER = {"type": "compaction_trigger"}

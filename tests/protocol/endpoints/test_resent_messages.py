@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slipring.protocol.items.items.items import MOST_ITEMS, Item
 
 from slipring.base.errors import ApiError, InvalidRequest
 from slipring.protocol.chat_completions.requests import ChatTranslation
 from slipring.protocol.endpoints.translation import Translation
 from slipring.protocol.events import Error
+from slipring.protocol.items.items import MOST_ITEMS, Item
 from slipring.protocol.messages.requests import MessagesTranslation
 from slipring.protocol.requests import NOTHING_KNOWN, Known, Piece, ResentHistory, read_pieces
 

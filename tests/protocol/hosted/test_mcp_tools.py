@@ -5,7 +5,6 @@ from typing import Any
 import msgspec
 import pytest
 from msgspec import UNSET, Raw
-from slipring.protocol.tools.toolset.toolset import ToolChoice
 
 from slipring.base.errors import ApiError
 from slipring.core.chain.approvals import needs_approval
@@ -18,6 +17,7 @@ from slipring.protocol.tools.mcp_tools import (
     place_of,
     read_servers,
 )
+from slipring.protocol.tools.tool_choice import ToolChoice
 from slipring.protocol.tools.tool_types import passes_on
 
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 from msgspec import Raw
-from slipring.protocol.items.items.items import MOST_ITEMS, read_input
 
 from slipring.base.errors import InvalidRequest
+from slipring.protocol.items.items import MOST_ITEMS, read_input
 from slipring.protocol.messages.history import History
 from slipring.protocol.messages.tools import LoadedTools, Tools
 

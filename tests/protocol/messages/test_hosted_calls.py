@@ -4,8 +4,8 @@ import json
 from typing import Any
 
 import pytest
-from slipring.protocol.items.items.items import Item, read_item
 
+from slipring.protocol.items.items import Item, read_item
 from slipring.protocol.messages import content
 from slipring.protocol.wire import encode
 

@@ -4,12 +4,12 @@ import json
 from typing import Any
 
 import pytest
-from slipring.protocol.items.items.items import read_input
-from slipring.protocol.tools.toolset.toolset import ToolChoice
 
 from slipring.base.errors import ApiError
+from slipring.protocol.items.items import read_input
 from slipring.protocol.messages.requests import MessagesTranslation
 from slipring.protocol.requests import CreateRequest, Known
+from slipring.protocol.tools.tool_choice import ToolChoice
 from slipring.protocol.wire import encode
 
 Json = dict[str, Any]

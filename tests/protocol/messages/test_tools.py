@@ -6,11 +6,12 @@ from typing import Any
 import msgspec
 import pytest
 from msgspec import UNSET, Raw
-from slipring.protocol.tools.toolset.toolset import ToolChoice, Toolset
 
 from slipring.base.errors import InvalidRequest
 from slipring.protocol.messages.tools import AnyChoice, AutoChoice, NamedChoice, NoChoice, Tools
+from slipring.protocol.tools.tool_choice import ToolChoice
 from slipring.protocol.tools.tool_types import MOST_TOOLS
+from slipring.protocol.tools.toolset import Toolset
 
 Json = dict[str, Any]
 SCHEMA: Json = {"type": "object", "properties": {}}

@@ -4,7 +4,6 @@ import base64
 import json
 
 import pytest
-from slipring.protocol.items.items.items import InputText, Item, Message, read_item
 
 from slipring.base.errors import InvalidRequest
 from slipring.core.token_estimates import estimated_picture_tokens
@@ -26,6 +25,7 @@ from slipring.protocol.items.item_pictures import (
     plain_url,
     without_images,
 )
+from slipring.protocol.items.items import InputText, Item, Message, read_item
 from slipring.protocol.requests import read_create
 from tests.pictures import FILES, PIXEL, data_url, png
 

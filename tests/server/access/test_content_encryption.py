@@ -3,10 +3,10 @@
 import base64
 
 import pytest
-from slipring.protocol.items.items.items import Item, user_message
 
 from slipring.base.errors import StartupError
 from slipring.core.chain.sealed_items import BrokenSeal
+from slipring.protocol.items.items import Item, user_message
 from slipring.server.access.content_encryption import KeyedSeal, new_key, open_seal, read_keys
 from slipring.stores.store import Store
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from slipring.protocol.items.items.items import Item, read_item
 
+from slipring.protocol.items.items import Item, read_item
 from slipring.protocol.requests import CreateRequest
 from slipring.server.observation.ended_turns import TurnContent
 from slipring.server.tracing.turn_spans import MOST_BYTES, excerpt, input_json, output_json

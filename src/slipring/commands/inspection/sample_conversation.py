@@ -29,9 +29,10 @@ from slipring.prompts.rendering import Rendered, Renderer, Rendering
 from slipring.prompts.tokenization.control_token_guard import ControlTokenFinder
 from slipring.prompts.tokenization.tokenizer import Vocabulary
 from slipring.protocol import wire
-from slipring.protocol.items.items.items import Item, read_item
+from slipring.protocol.items.items import Item, read_item
 from slipring.protocol.requests import CreateRequest
-from slipring.protocol.tools.toolset.toolset import AUTO, Offer, Toolset
+from slipring.protocol.tools.tool_choice import AUTO, Offer
+from slipring.protocol.tools.toolset import Toolset
 
 INSTRUCTIONS = "You are a helpful assistant."
 QUESTION, NEXT_QUESTION = "What is the weather in Rome?", "And how warm is it?"

@@ -14,7 +14,7 @@ from slipring.core.chain import item_ids
 from slipring.core.chain.state import Approval, Carry
 from slipring.protocol import wire
 from slipring.protocol.items.hosted_items import McpApprovalRequest, McpApprovalResponse, McpCall
-from slipring.protocol.items.items.items import Item
+from slipring.protocol.items.items import Item
 from slipring.protocol.tools.mcp_tools import ApprovalFilter, ListedTool, McpTool
 
 

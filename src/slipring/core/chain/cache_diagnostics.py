@@ -16,7 +16,7 @@ from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Accepted, Finished, Settings
 from slipring.core.token_estimates import estimated_context_tokens
 from slipring.protocol.items.item_digests import content_digest
-from slipring.protocol.items.items.items import Item, last_compaction
+from slipring.protocol.items.items import Item, last_compaction
 from slipring.protocol.responses import (
     CacheDiagnostics,
     CacheHit,

@@ -9,7 +9,7 @@ from slipring.core.tenant_caches import TimedEntries
 from slipring.protocol import wire
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.tools.grammars_and_schemas import Definitions
-from slipring.protocol.tools.toolset.toolset import NO_TOOLS, Toolset
+from slipring.protocol.tools.toolset import NO_TOOLS, Toolset
 
 
 class Head(Struct, frozen=True):

@@ -33,7 +33,7 @@ from slipring.protocol.items.hosted_items import (
     error_text,
 )
 from slipring.protocol.items.item_pictures import image_count
-from slipring.protocol.items.items.items import Item, opened_with
+from slipring.protocol.items.items import Item, opened_with
 from slipring.protocol.tools.builtin_tools import FUNCTIONS
 from slipring.protocol.tools.mcp_tools import model_name
 from slipring.protocol.tools.tool_types import BuiltinKind

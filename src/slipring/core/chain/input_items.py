@@ -18,7 +18,7 @@ from slipring.core.chain.state import Carry, OpenCall, ResponseState
 from slipring.protocol import requests
 from slipring.protocol.events import RequiredInput
 from slipring.protocol.items.item_pictures import attachments, image_count
-from slipring.protocol.items.items.items import (
+from slipring.protocol.items.items import (
     CALL_OF_OUTPUT,
     AdditionalTools,
     Body,
@@ -32,7 +32,7 @@ from slipring.protocol.items.items.items import (
     may_have_images,
 )
 from slipring.protocol.tools.grammars_and_schemas import Definitions
-from slipring.protocol.tools.toolset.toolset import CallableTool, Toolset, merged
+from slipring.protocol.tools.toolset import CallableTool, Toolset, merged
 
 _CALLS = {
     "function_call": "function call",

@@ -13,7 +13,7 @@ from itertools import count
 
 from msgspec import Struct
 
-from slipring.protocol.items.items.items import Item, numbered_call
+from slipring.protocol.items.items import Item, numbered_call
 
 RESPONSE = "resp_"
 _CALL = "call"

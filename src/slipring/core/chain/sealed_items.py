@@ -5,7 +5,7 @@ belong to another tenant.
 from typing import Protocol
 
 from slipring.base.errors import InvalidEncryptedContent
-from slipring.protocol.items.items.items import Compaction, Item, Reasoning, opened_with
+from slipring.protocol.items.items import Compaction, Item, Reasoning, opened_with
 
 TYPES = frozenset({"compaction", "compaction_summary", "reasoning"})
 """Types of items that may be sealed."""

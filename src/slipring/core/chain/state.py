@@ -15,10 +15,10 @@ from msgspec import Struct, msgpack, structs
 from slipring.core.chain import item_ids
 from slipring.core.chain.head import Head
 from slipring.core.checks.policies import NodeVerdicts
-from slipring.protocol.items.items.items import CALL_OF_OUTPUT, Item, in_context, last_compaction, renamed
+from slipring.protocol.items.items import CALL_OF_OUTPUT, Item, in_context, last_compaction, renamed
 from slipring.protocol.requests import TextFormat
 from slipring.protocol.responses import Response
-from slipring.protocol.tools.toolset.toolset import CallableTool
+from slipring.protocol.tools.toolset import CallableTool
 
 _DIVIDING = frozenset({*CALL_OF_OUTPUT, "compaction"})
 """Items of an output that its last job did not write, or that replace what is before them."""

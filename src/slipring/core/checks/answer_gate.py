@@ -46,7 +46,7 @@ from slipring.core.generation import (
     UpstreamItemStarted,
 )
 from slipring.protocol import wire
-from slipring.protocol.items.items.items import Item
+from slipring.protocol.items.items import Item
 
 
 class Beginning(Struct, frozen=True):

@@ -25,7 +25,7 @@ from slipring.protocol.items.item_pictures import (
     pictures,
     role_of,
 )
-from slipring.protocol.items.items.items import (
+from slipring.protocol.items.items import (
     AdditionalTools,
     CallOutput,
     CustomToolCall,

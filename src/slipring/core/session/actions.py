@@ -18,7 +18,7 @@ from slipring.core.turn.stages import Wait
 from slipring.core.turn.turn import Joined, Turn
 from slipring.core.turn.turn_checks import Audit
 from slipring.protocol.events import Event
-from slipring.protocol.items.items.items import Item
+from slipring.protocol.items.items import Item
 from slipring.protocol.live_input import Append
 from slipring.protocol.tools.grammars_and_schemas import Compilable
 from slipring.protocol.tools.mcp_tools import McpTool

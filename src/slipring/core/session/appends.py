@@ -18,7 +18,7 @@ from slipring.core.turn.steps import between_steps, rollout
 from slipring.core.turn.steps.rollout import AppendRefused
 from slipring.core.turn.turn import Turn
 from slipring.protocol.events import Event
-from slipring.protocol.items.items.items import MOST_ITEMS
+from slipring.protocol.items.items import MOST_ITEMS
 from slipring.protocol.live_input import Append
 from slipring.protocol.tools.grammars_and_schemas import Compilable
 

@@ -6,7 +6,7 @@ from slipring.core.generation import Job, Models, Settings
 from slipring.core.turn.turn import Turn
 from slipring.protocol import requests
 from slipring.protocol.requests import TEXT, effective_context
-from slipring.protocol.tools.toolset.toolset import Offer
+from slipring.protocol.tools.tool_choice import Offer
 
 
 def after(turn: Turn, state: ResponseState, models: Models) -> Job | None:

@@ -29,8 +29,8 @@ from slipring.core.turn.steps import between_steps
 from slipring.core.turn.turn import Turn
 from slipring.protocol import wire
 from slipring.protocol.events import Event, ToolOutputErrorBody, ToolOutputErrorCode, ToolOutputFailed
-from slipring.protocol.items.items import items
-from slipring.protocol.items.items.items import Item
+from slipring.protocol.items import items
+from slipring.protocol.items.items import Item
 from slipring.protocol.live_input import ToolOutputPiece
 
 _LEAST_BYTES = 64

@@ -38,12 +38,13 @@ from slipring.core.turn.steps.rollout import Rollout, require_possible
 from slipring.core.turn.steps.step_jobs import Steps
 from slipring.core.turn.turn import UNPLANNED, Bound, Draft, Inserted, Planned, Prepared, Turn
 from slipring.core.turn.turn_checks import TurnChecks
-from slipring.protocol.items.items.items import Item, may_have_images
+from slipring.protocol.items.items import Item, may_have_images
 from slipring.protocol.requests import NOTHING_KNOWN, TEXT, CreateRequest
 from slipring.protocol.responses import ConversationEcho, Response
 from slipring.protocol.tools.grammars_and_schemas import Definitions
+from slipring.protocol.tools.tool_choice import ToolChoice
 from slipring.protocol.tools.tool_types import CLIENT_TYPES
-from slipring.protocol.tools.toolset.toolset import ToolChoice, merged
+from slipring.protocol.tools.toolset import merged
 
 # Bind.
 

@@ -23,7 +23,7 @@ from slipring.core.turn.steps import steered_ends
 from slipring.core.turn.steps.steered_ends import SteerRefused, Steers
 from slipring.core.turn.turn import Inserted, Turn
 from slipring.protocol.events import Event, SteerErrorCode
-from slipring.protocol.items.items.items import CALL_OF_OUTPUT, Item
+from slipring.protocol.items.items import CALL_OF_OUTPUT, Item
 from slipring.protocol.live_input import Steer
 
 _ANSWERS = frozenset({*CALL_OF_OUTPUT, "mcp_approval_response"})

@@ -16,9 +16,9 @@ from slipring.core.chain.state import Carry, OpenCall
 from slipring.core.generation import Delta, Finished, Job, Model, Stop, Text
 from slipring.protocol import requests, wire
 from slipring.protocol.items.item_pictures import role_of, without_images
-from slipring.protocol.items.items.items import ConfigurationUpdate, Item, kept_tools, user_message
+from slipring.protocol.items.items import ConfigurationUpdate, Item, kept_tools, user_message
 from slipring.protocol.requests import TEXT, CreateRequest
-from slipring.protocol.tools.toolset.toolset import Offer
+from slipring.protocol.tools.tool_choice import Offer
 
 TRIGGER = "compaction_trigger"
 _ASK = (

@@ -19,7 +19,7 @@ from slipring.core.turn import response_object
 from slipring.core.turn.stages import NO_TOKENS
 from slipring.core.turn.turn import Ended, Turn
 from slipring.protocol.events import Event
-from slipring.protocol.items.items.items import Item
+from slipring.protocol.items.items import Item
 from slipring.protocol.responses import (
     CacheDiagnostics,
     DiagnosticsUnavailable,

@@ -19,7 +19,7 @@ from slipring.core.chain.state import ResponseState
 from slipring.core.checks.inspected_texts import called_names, remainder_of, subject_of, verdict_key
 from slipring.core.checks.policies import KINDS, Kind, Policy, Side, Subject
 from slipring.core.turn.compaction import is_summary
-from slipring.protocol.items.items.items import Item
+from slipring.protocol.items.items import Item
 
 Before = tuple[tuple[str, bytes], ...]
 """Texts of a context, oldest first, each with its digest."""

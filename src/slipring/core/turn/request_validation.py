@@ -14,7 +14,7 @@ from slipring.core.generation import Capabilities, Model, Settings
 from slipring.core.limits import Limits
 from slipring.core.turn.turn import Inserted, Turn
 from slipring.protocol import requests
-from slipring.protocol.items.items.items import Item
+from slipring.protocol.items.items import Item
 from slipring.protocol.requests import TEXT, CreateRequest
 from slipring.protocol.tools.grammars_and_schemas import Definitions
 

@@ -19,7 +19,7 @@ from slipring.protocol.responses import (
     TextEcho,
     Usage,
 )
-from slipring.protocol.tools.toolset.toolset import AUTO, ToolChoice
+from slipring.protocol.tools.tool_choice import AUTO, ToolChoice
 from slipring.protocol.turn_report import TokenCounts
 
 _ACTED_ON = frozenset({"context_length_exceeded", "insufficient_quota", "model_not_found"})

@@ -39,11 +39,11 @@ from slipring.core.turn.turn_checks import TurnChecks
 from slipring.protocol import events
 from slipring.protocol.events import Event
 from slipring.protocol.items.hosted_items import error_text
-from slipring.protocol.items.items.items import Item, in_context
+from slipring.protocol.items.items import Item, in_context
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.responses import Response
 from slipring.protocol.tools.grammars_and_schemas import Compilable, Definitions
-from slipring.protocol.tools.toolset.toolset import ToolChoice
+from slipring.protocol.tools.tool_choice import ToolChoice
 
 
 class Joined(Struct, frozen=True):

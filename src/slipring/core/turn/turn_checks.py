@@ -28,10 +28,10 @@ from slipring.core.generation import Delta, Finished, Job, RefusalText
 from slipring.core.hosted_tools import CallOutcome
 from slipring.core.turn.inspection_context import Before, InspectionContext, sealed_and_open
 from slipring.core.turn.withheld_items import Behind, Refusals, withheld
-from slipring.protocol.items.items.items import Item
+from slipring.protocol.items.items import Item
 from slipring.protocol.responses import ResponseModeration
 from slipring.protocol.tools.mcp_tools import ListedTool
-from slipring.protocol.tools.toolset.toolset import NO_TOOLS
+from slipring.protocol.tools.toolset import NO_TOOLS
 
 
 class _Waiting:

@@ -16,7 +16,7 @@ from slipring.core.turn.inspection_context import InspectionContext, sealed_and_
 from slipring.protocol import wire
 from slipring.protocol.items.hosted_items import McpCall
 from slipring.protocol.items.item_digests import content_digest
-from slipring.protocol.items.items.items import Item, Message, read_item
+from slipring.protocol.items.items import Item, Message, read_item
 
 _NAME = "withheld"
 """Stands for names of tools and of files."""

@@ -54,7 +54,8 @@ from slipring.prompts.parsing.calls.json_scanner import JsonScanner
 from slipring.prompts.parsing.output_format import OutputFormat
 from slipring.prompts.parsing.output_parser import output_parser
 from slipring.protocol.responses import Logprob
-from slipring.protocol.tools.toolset.toolset import CallableTool, Offer
+from slipring.protocol.tools.tool_choice import Offer
+from slipring.protocol.tools.toolset import CallableTool
 
 _LONGEST_NAME = 256
 

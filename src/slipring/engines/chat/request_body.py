@@ -32,7 +32,7 @@ from slipring.engines.scheduling.priorities_and_hints import agent_hints
 from slipring.prompts.tool_definitions import describe_found, description_of, flat_name, parameters_of
 from slipring.protocol import wire
 from slipring.protocol.items.item_pictures import is_data, is_web, part_param, plain_url
-from slipring.protocol.items.items.items import (
+from slipring.protocol.items.items import (
     Body,
     CallOutput,
     CustomToolCall,
@@ -49,7 +49,8 @@ from slipring.protocol.items.items.items import (
     short_id,
 )
 from slipring.protocol.requests import TextFormat
-from slipring.protocol.tools.toolset.toolset import CallableTool, FunctionTool, Offer
+from slipring.protocol.tools.tool_choice import Offer
+from slipring.protocol.tools.toolset import CallableTool, FunctionTool
 
 _STEP_BYTES = 300
 # Sets of classes, not ``isinstance``: a resent history has hundreds of items, and a test that fails is slow.

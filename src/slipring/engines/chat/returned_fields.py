@@ -23,7 +23,7 @@ from msgspec import UNSET, DecodeError, Raw, Struct, UnsetType, msgpack
 from slipring.core.chain.head import Head
 from slipring.engines.chat.options import ChatOptions
 from slipring.engines.chat.request_body import Writer, stored_fields
-from slipring.protocol.items.items.items import CustomToolCall, FunctionCall, Item
+from slipring.protocol.items.items import CustomToolCall, FunctionCall, Item
 
 _MOST_BYTES = 256 * 2**10
 """Of one answer. An answer that has more is sent back without them."""

@@ -13,7 +13,7 @@ such a backslash is written without its first backslash. Then the lexer splits a
 JSON.
 
 GBNF has no lexer, which would match each terminal as long as possible. So the written grammar accepts more
-texts than the original; ``custom_inputs`` checks the result against the original. Of sets such as ``\w``,
+texts than the original; ``custom_inputs`` checks the result against the original. Of sets such as ``\\w``,
 whose members beyond ASCII are unknown here, only the ASCII members are allowed.
 """
 

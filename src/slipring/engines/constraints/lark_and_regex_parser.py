@@ -1,4 +1,4 @@
-"""Sets of characters in regular expressions, and their spelling within a JSON string.
+r"""Sets of characters in regular expressions, and their spelling within a JSON string.
 
 Which characters beyond ASCII belong to ``\w`` or differ only in case is up to llguidance. So a set has two
 bounds: the characters that it certainly contains, and those that it possibly contains. Within ASCII, which

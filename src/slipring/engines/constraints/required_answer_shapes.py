@@ -51,7 +51,8 @@ from slipring.prompts.parsing.output_parser import call_reader
 from slipring.prompts.tool_definitions import flat_name, parameters_of
 from slipring.protocol import wire
 from slipring.protocol.tools.grammars_and_schemas import Grammar
-from slipring.protocol.tools.toolset.toolset import CallableTool, FunctionTool, Kind, Offer
+from slipring.protocol.tools.tool_choice import Offer
+from slipring.protocol.tools.toolset import CallableTool, FunctionTool, Kind
 
 if TYPE_CHECKING:
     from slipring.core.generation import Job

@@ -48,7 +48,7 @@ from slipring.protocol.items.item_pictures import (
     image_parts,
     images_of,
 )
-from slipring.protocol.items.items.items import Item
+from slipring.protocol.items.items import Item
 
 log = logging.getLogger("slipring")
 

@@ -35,10 +35,10 @@ from slipring.engines.responses import reported_errors
 from slipring.engines.responses.events import Event, EventLogprob, EventTokenLogprobs, OtherEvent
 from slipring.engines.responses.request_body import without_id
 from slipring.protocol import events, wire
-from slipring.protocol.items.items import items
-from slipring.protocol.items.items.items import Item
+from slipring.protocol.items import items
+from slipring.protocol.items.items import Item
 from slipring.protocol.responses import Logprob, TopLogprob
-from slipring.protocol.tools.toolset.toolset import Kind
+from slipring.protocol.tools.toolset import Kind
 
 _Piece = Text | RefusalText | Thought | ThoughtSummary | CallArguments
 _CALLS: dict[str, Kind] = {

@@ -23,7 +23,7 @@ from slipring.core.chain.head import Head
 from slipring.core.generation import Job
 from slipring.engines.responses.options import ResponsesOptions
 from slipring.engines.responses.sockets import Lane, Socket
-from slipring.protocol.items.items.items import CALL_OF_OUTPUT, Item
+from slipring.protocol.items.items import CALL_OF_OUTPUT, Item
 
 _BYTES = 400
 _STEP_BYTES = 150

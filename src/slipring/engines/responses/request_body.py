@@ -20,10 +20,10 @@ from slipring.engines.remote.http_client import spliced
 from slipring.engines.responses.options import ResponsesOptions
 from slipring.engines.responses.positions import CALLS, own_position, steps_of, upstream_call_id
 from slipring.protocol import wire
-from slipring.protocol.items.items.items import AdditionalTools, Item, LoadedTools
+from slipring.protocol.items.items import AdditionalTools, Item, LoadedTools
 from slipring.protocol.tools.client_tools import PARAMETERS
 from slipring.protocol.tools.tool_types import CLIENT_TYPES
-from slipring.protocol.tools.toolset.toolset import CallableTool, Definition, Toolset, merged
+from slipring.protocol.tools.toolset import CallableTool, Definition, Toolset, merged
 
 _tools = msgspec.json.Decoder(list[Raw])
 _BY_TYPE = frozenset({"tool_search", *PARAMETERS})

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from slipring.core.generation import Job
 from slipring.protocol.items.item_pictures import pictures
-from slipring.protocol.items.items.items import (
+from slipring.protocol.items.items import (
     CallOutput,
     FunctionCall,
     InputText,

@@ -24,7 +24,7 @@ from slipring.engines.constraints.grammar_compiler import Compiler
 from slipring.engines.constraints.required_answer_shapes import CalledTool
 from slipring.engines.constraints.sample_values import EMPTY_OBJECT, SampleDocument, document_for, input_for
 from slipring.engines.simulated.options import SimulatedOptions
-from slipring.protocol.tools.toolset.toolset import CallableTool
+from slipring.protocol.tools.toolset import CallableTool
 
 WORDS = (
     "this is a simulated answer made of plain words that no model chose and that mean nothing beyond"

@@ -18,7 +18,7 @@ from slipring.core.token_estimates import estimated_picture_tokens
 from slipring.engines.simulated.context_digest import Trace
 from slipring.prompts.rendering import EncodedIds
 from slipring.protocol.items.item_pictures import pictures
-from slipring.protocol.items.items.items import (
+from slipring.protocol.items.items import (
     CallOutput,
     CustomToolCall,
     FunctionCall,

@@ -24,7 +24,7 @@ from slipring.base.errors import RateLimited, ServerError, StartupError
 from slipring.core.generation import CallStarted, RefusalText, Text, Thought, ThoughtSummary
 from slipring.engines.simulated.plan import AnswerStep, Emit, Fail, Stall, call_steps
 from slipring.protocol import wire
-from slipring.protocol.tools.toolset.toolset import Kind
+from slipring.protocol.tools.toolset import Kind
 
 
 class _FunctionCall(Struct):

@@ -32,14 +32,15 @@ from slipring.engines.tokens.job_rendering import accepted, count, foresee, rend
 from slipring.engines.tokens.model_files import ModelInfo, read_gguf, read_tokenizer
 from slipring.engines.tokens.template_choice import make_serving_renderer
 from slipring.engines.tokens.token_answer import Piece, TokenAnswer
-from slipring.prompts.parsing.answer_writer import AnswerPiece, Call, answer_pieces, piece_ids
+from slipring.prompts.parsing.answer_writer import Call, answer_pieces, piece_ids
+from slipring.prompts.parsing.answer_writer import Piece as AnswerPiece
 from slipring.prompts.rendering import EncodedIds, Rendered, Renderer, Rendering
 from slipring.prompts.tokenization.control_token_guard import ControlTokenFinder
 from slipring.prompts.tokenization.tokenizer import Tokenizer, UnknownVocabulary
 from slipring.prompts.tool_definitions import flat_name
 from slipring.protocol import wire
-from slipring.protocol.items.items.items import Item
-from slipring.protocol.tools.toolset.toolset import CallableTool
+from slipring.protocol.items.items import Item
+from slipring.protocol.tools.toolset import CallableTool
 
 
 class Wording:

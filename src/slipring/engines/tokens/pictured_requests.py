@@ -17,7 +17,7 @@ from slipring.engines.grey_square import grey_square_url
 from slipring.engines.tokens.job_exchange import JobExchange, Request, Send, Write
 from slipring.engines.tokens.token_answer import TokenAnswer
 from slipring.protocol.items.item_pictures import image_param, image_parts, images_of, is_data, plain_url
-from slipring.protocol.items.items.items import in_context
+from slipring.protocol.items.items import in_context
 
 _ABOUT_PICTURES = re.compile(r"\bimage|multi-?modal|\bPIL\b", re.IGNORECASE)
 

@@ -38,7 +38,7 @@ from slipring.prompts.tokenization.control_token_guard import ContextSpeller
 from slipring.prompts.tokenization.token_budget import UNLIMITED, BudgetedEncoder
 from slipring.prompts.tokenization.tokenizer import Vocabulary
 from slipring.protocol import wire
-from slipring.protocol.items.items.items import read_item
+from slipring.protocol.items.items import read_item
 from slipring.protocol.responses import Logprob, TopLogprob
 
 _MODEL_INFO = ("/model_info", "/get_model_info")

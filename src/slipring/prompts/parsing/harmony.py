@@ -28,7 +28,7 @@ from slipring.prompts.parsing.calls.call_reader import OfferedTools
 from slipring.prompts.parsing.calls.json_scanner import SPACE
 from slipring.prompts.parsing.held_text import BrokenCall, HeldText, MessageParser, Reading, marker_finder
 from slipring.prompts.parsing.output_format import HARMONY_MARKS
-from slipring.protocol.tools.toolset.toolset import CallableTool
+from slipring.protocol.tools.toolset import CallableTool
 
 _START, _CHANNEL, _MESSAGE, _CONSTRAIN, _END, _CALL, _RETURN = HARMONY_MARKS
 _MAX_HEADER: Final = 1024

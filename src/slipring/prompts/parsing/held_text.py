@@ -20,7 +20,7 @@ from typing import Final, TypeVar
 
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Text, Thought
 from slipring.prompts.parsing.calls.json_scanner import SPACE, JsonScanner
-from slipring.protocol.tools.toolset.toolset import CallableTool
+from slipring.protocol.tools.toolset import CallableTool
 
 
 class MarkerFinder:

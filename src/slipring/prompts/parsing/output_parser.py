@@ -50,7 +50,7 @@ from slipring.prompts.parsing.output_format import (
     PythonCalls,
     TaggedCalls,
 )
-from slipring.protocol.tools.toolset.toolset import Offer
+from slipring.protocol.tools.tool_choice import Offer
 
 _SEPARATORS: Final = SPACE + ";,"
 _LABELLED: Final = re.compile(r"(<[^<>\s]+>)(\w+)")

@@ -32,7 +32,7 @@ from slipring.prompts.tool_definitions import (
     read_object,
 )
 from slipring.protocol.items.item_pictures import Picture, pictures
-from slipring.protocol.items.items.items import (
+from slipring.protocol.items.items import (
     AdditionalTools,
     CallOutput,
     CustomToolCall,
@@ -48,7 +48,7 @@ from slipring.protocol.items.items.items import (
     short_id,
 )
 from slipring.protocol.requests import TextFormat
-from slipring.protocol.tools.toolset.toolset import Toolset
+from slipring.protocol.tools.toolset import Toolset
 
 _MARK = re.compile("\ufdd0([0-9]{1,6})\ufdd1")
 """Between two noncharacters, which no text has that is meant for others."""

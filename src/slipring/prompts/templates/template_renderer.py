@@ -68,7 +68,7 @@ from slipring.prompts.tokenization.tokenizer import Vocabulary
 from slipring.prompts.tool_definitions import template_tools, tool_instructions
 from slipring.protocol import wire
 from slipring.protocol.items.item_pictures import Picture
-from slipring.protocol.items.items.items import CustomToolCall, FunctionCall, Item
+from slipring.protocol.items.items import CustomToolCall, FunctionCall, Item
 
 Ranges = tuple[tuple[int, int], ...]
 """Of the numbers of reasoning items in a context: the first and past the last of each."""

@@ -34,7 +34,7 @@ from slipring.protocol.events import (
     RefusalDelta,
     ResponseEvent,
 )
-from slipring.protocol.items.items.items import SEPARATOR
+from slipring.protocol.items.items import SEPARATOR
 from slipring.protocol.responses import (
     CustomToolCallItem,
     FunctionCallItem,

@@ -26,7 +26,7 @@ from slipring.protocol.chat_completions.error_paths import (
     Fields,
     Place,
 )
-from slipring.protocol.items.items.items import (
+from slipring.protocol.items.items import (
     MOST_ITEMS,
     MOST_PARTS,
     InputText,

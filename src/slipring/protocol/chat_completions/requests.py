@@ -28,7 +28,7 @@ from slipring.protocol.chat_completions.history import History
 from slipring.protocol.endpoints import translation
 from slipring.protocol.endpoints.translation import ErrorReply, Translation
 from slipring.protocol.events import Error, ErrorBody, Event, Failed, ResponseEvent
-from slipring.protocol.items.items.items import Effort
+from slipring.protocol.items.items import Effort
 from slipring.protocol.requests import (
     NOTHING_KNOWN,
     CreateRequest,

@@ -17,7 +17,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from slipring.base.errors import UnsupportedParameter
 from slipring.protocol import wire
-from slipring.protocol.items.items.items import MOST_ITEMS, Effort
+from slipring.protocol.items.items import MOST_ITEMS, Effort
 from slipring.protocol.requests import (
     CreateRequest,
     Metadata,

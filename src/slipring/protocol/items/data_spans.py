@@ -8,7 +8,7 @@ import re
 from hashlib import blake2b
 from typing import NamedTuple
 
-from slipring.protocol.items.items.items import Item, computed_once
+from slipring.protocol.items.items import Item, computed_once
 
 LEAST_BYTES = 2048
 """Shorter data stays in its item: a row for it would take as much."""

@@ -14,7 +14,7 @@ from zlib import crc32
 import msgspec
 
 from slipring.protocol.items.item_pictures import BadPicture, is_data, pictures
-from slipring.protocol.items.items.items import (
+from slipring.protocol.items.items import (
     SEPARATOR,
     AdditionalTools,
     CallOutput,

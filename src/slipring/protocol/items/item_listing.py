@@ -11,8 +11,8 @@ from typing import Literal
 from msgspec import Raw, json
 
 from slipring.protocol import wire
-from slipring.protocol.items.items.items import AdditionalTools, Item
-from slipring.protocol.tools.toolset.toolset import Toolset
+from slipring.protocol.items.items import AdditionalTools, Item
+from slipring.protocol.tools.toolset import Toolset
 
 ListKind = Literal["response", "conversation"]
 

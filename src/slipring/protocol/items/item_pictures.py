@@ -24,7 +24,7 @@ from msgspec import Raw, Struct, structs
 from slipring.base.errors import InvalidRequest, quoted
 from slipring.protocol import wire
 from slipring.protocol.items.data_spans import LEAST_BYTES, data_spans
-from slipring.protocol.items.items.items import (
+from slipring.protocol.items.items import (
     Body,
     CallOutput,
     InputFile,

@@ -5,7 +5,7 @@ from hashlib import blake2b
 
 from msgspec import Struct
 
-from slipring.protocol.items.items.items import InputFile
+from slipring.protocol.items.items import InputFile
 
 _DATA_URL = re.compile(r"data:application/(?:x-)?pdf((?:;[^;,\"]{0,100}){0,8}),", re.IGNORECASE)
 _LONGEST_HEAD = 1024

@@ -16,7 +16,7 @@ from slipring.base.errors import ServerError
 from slipring.protocol import events, responses, wire
 from slipring.protocol.endpoints.translation import failure_of
 from slipring.protocol.events import Event
-from slipring.protocol.items.items.items import FunctionCall, Item, Message, Reasoning, Refusal, read_item
+from slipring.protocol.items.items import FunctionCall, Item, Message, Reasoning, Refusal, read_item
 from slipring.protocol.messages import content
 from slipring.protocol.messages.content import HostedResult, HostedUse, TextBlock, input_of
 from slipring.protocol.messages.errors import Fields, MessagesError, body_of

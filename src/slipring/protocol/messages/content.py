@@ -15,7 +15,7 @@ from msgspec import Raw, Struct, UnsetType
 from slipring.base.errors import InvalidRequest, UnsupportedParameter, quoted
 from slipring.protocol import wire
 from slipring.protocol.items.hosted_items import CodeInterpreterCall, McpCall, WebSearchCall, error_text
-from slipring.protocol.items.items.items import (
+from slipring.protocol.items.items import (
     MOST_PARTS,
     InputFile,
     InputImage,

@@ -141,6 +141,8 @@ _TYPES: dict[int, ErrorType] = {
 OVERLOADED = 529
 """Has no name in HTTP."""
 _FAILED_DEPENDENCY = 424
+UNTHREADED = "thread_unsupported_request"
+"""The code by which clients know that they have to send their whole history."""
 _ERROR_CODES = {UNTHREADED: UNTHREADED, InvalidPrompt.code: "dlp_request_denied"}
 """Of errors that clients act on, by our own. For another 400, Claude Code sends a request up to five times
 again, each time without one of its betas; of this one it knows that the request must not be sent again."""
@@ -206,7 +208,3 @@ def _message_of(code: str, message: str, fields: Fields, param: str | None) -> s
     styled = styled_message(message, fields.name, param)
     named = fields.name(param) if param is not None else ""
     return styled if styled.startswith(named) else f"{named}: {styled}"
-
-
-UNTHREADED = "thread_unsupported_request"
-"""The code by which clients know that they have to send their whole history."""

@@ -17,7 +17,7 @@ from msgspec import Raw, Struct
 
 from slipring.base.errors import InvalidRequest, UnsupportedParameter, quoted
 from slipring.protocol import wire
-from slipring.protocol.items.items.items import MOST_ITEMS, InputText, OutputText, numbered_call
+from slipring.protocol.items.items import MOST_ITEMS, InputText, OutputText, numbered_call
 from slipring.protocol.messages import content
 from slipring.protocol.messages.content import (
     AssistantBlock,

@@ -14,7 +14,7 @@ from slipring.protocol import wire
 from slipring.protocol.endpoints.rate_limits import RateLimit, anthropic_headers
 from slipring.protocol.endpoints.translation import ErrorReply, Translation
 from slipring.protocol.events import Error, Event
-from slipring.protocol.items.items.items import Effort
+from slipring.protocol.items.items import Effort
 from slipring.protocol.messages import answer, content, errors
 from slipring.protocol.messages.answer import PING, Stream, Wishes
 from slipring.protocol.messages.errors import UNTHREADED, Fields

@@ -15,7 +15,7 @@ from msgspec import Meta, Raw, Struct, UnsetType
 
 from slipring.base.errors import InvalidRequest, UnsupportedParameter, quoted
 from slipring.protocol import wire
-from slipring.protocol.items.items.items import Name
+from slipring.protocol.items.items import Name
 from slipring.protocol.tools.mcp_tools import MOST_SERVERS
 from slipring.protocol.tools.tool_types import MOST_TOOLS
 

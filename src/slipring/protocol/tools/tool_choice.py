@@ -8,7 +8,7 @@ from msgspec import Raw, Struct, UnsetType
 
 from slipring.base.errors import InvalidRequest, UnsupportedParameter, quoted
 from slipring.protocol import wire
-from slipring.protocol.items.items.items import TOOL_SEARCH
+from slipring.protocol.items.items import TOOL_SEARCH
 from slipring.protocol.tools.client_tools import PARAMETERS
 from slipring.protocol.tools.mcp_tools import model_name
 from slipring.protocol.tools.tool_types import KIND_OF_TYPE

@@ -9,6 +9,19 @@ from msgspec import Raw, Struct, UnsetType
 from slipring.base.errors import UnsupportedParameter, quoted
 from slipring.protocol import wire
 
+BuiltinKind = Literal["web_search", "file_search", "code_interpreter"]
+
+KIND_OF_TYPE: dict[str, BuiltinKind] = {
+    "web_search": "web_search",
+    "web_search_2025_08_26": "web_search",
+    "web_search_preview": "web_search",
+    "web_search_preview_2025_03_11": "web_search",
+    "file_search": "file_search",
+    "code_interpreter": "code_interpreter",
+}
+"""The versions of each tool."""
+MOST_TOOLS = 2000
+"""Per list, including tools inside namespaces. Reading more would block the event loop for too long."""
 CLIENT_TYPES = frozenset(
     {
         *("apply_patch", "computer", "computer_use_preview", "custom", "function", "local_shell"),
@@ -78,19 +91,3 @@ def _hosted(tools: Raw | UnsetType) -> Iterator[tuple[str, _ToolHead]]:
         outline = wire.decode(_outline, raw, where=where)
         if outline.is_hosted:
             yield where, outline
-
-
-BuiltinKind = Literal["web_search", "file_search", "code_interpreter"]
-
-KIND_OF_TYPE: dict[str, BuiltinKind] = {
-    "web_search": "web_search",
-    "web_search_2025_08_26": "web_search",
-    "web_search_preview": "web_search",
-    "web_search_preview_2025_03_11": "web_search",
-    "file_search": "file_search",
-    "code_interpreter": "code_interpreter",
-}
-"""The versions of each tool."""
-
-MOST_TOOLS = 2000
-"""Per list, including tools inside namespaces. Reading more would block the event loop for too long."""

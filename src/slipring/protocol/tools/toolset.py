@@ -13,7 +13,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from slipring.base.errors import InvalidRequest, UnsupportedParameter
 from slipring.protocol import wire
-from slipring.protocol.items.items.items import TOOL_SEARCH, Name
+from slipring.protocol.items.items import TOOL_SEARCH, Name
 from slipring.protocol.tools import client_tools
 from slipring.protocol.tools.builtin_tools import FUNCTIONS, TAG, KeptBuiltin, unanswered
 from slipring.protocol.tools.client_tools import (

@@ -32,10 +32,10 @@ from slipring.core.checks.policies import Subject
 from slipring.core.generation import Delta, Emit, Finished, Job, Model, RefusalText, Settings, Text
 from slipring.core.turn.response_object import new_response
 from slipring.protocol import wire
-from slipring.protocol.items.items.items import Item, read_item
+from slipring.protocol.items.items import Item, read_item
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.responses import Logprob
-from slipring.protocol.tools.toolset.toolset import AUTO, Offer
+from slipring.protocol.tools.tool_choice import AUTO, Offer
 from slipring.safety.source_calls import Findings, SourceFailed
 
 UNSAFE = "unsafe"

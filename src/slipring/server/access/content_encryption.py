@@ -19,7 +19,7 @@ import msgspec
 
 from slipring.base.errors import ApiError, StartupError
 from slipring.core.chain.sealed_items import BrokenSeal
-from slipring.protocol.items.items.items import Item, read_item
+from slipring.protocol.items.items import Item, read_item
 from slipring.stores.store import Store
 
 if TYPE_CHECKING:

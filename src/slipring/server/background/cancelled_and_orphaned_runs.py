@@ -24,7 +24,7 @@ from slipring.core.chain.sealed_items import Seal
 from slipring.core.chain.state import ResponseState
 from slipring.protocol.events import Completed, Failed, Incomplete, ResponseEvent
 from slipring.protocol.items.hosted_items import ProtocolError
-from slipring.protocol.items.items.items import read_item
+from slipring.protocol.items.items import read_item
 from slipring.protocol.responses import Response, ResponseError
 from slipring.protocol.wire import NULL, encode, raw
 from slipring.stores.runs import Lease, LeaseLost, Run, RunEvent

@@ -14,7 +14,7 @@ from slipring.core.turn.compaction import is_users
 from slipring.protocol import wire
 from slipring.protocol.endpoints.bodies import Window, read_compact
 from slipring.protocol.endpoints.translation import Translation
-from slipring.protocol.items.items.items import InputText, Item
+from slipring.protocol.items.items import InputText, Item
 from slipring.protocol.responses import CompactionItem, Response
 from slipring.server.access.auth import Caller
 from slipring.server.service import Service

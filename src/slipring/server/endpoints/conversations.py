@@ -24,7 +24,7 @@ from slipring.protocol.endpoints.bodies import (
     read_update,
 )
 from slipring.protocol.items.item_listing import present
-from slipring.protocol.items.items.items import (
+from slipring.protocol.items.items import (
     AdditionalTools,
     ConfigurationUpdate,
     Item,
@@ -34,7 +34,7 @@ from slipring.protocol.items.items.items import (
 )
 from slipring.protocol.requests import read_format
 from slipring.protocol.tools.grammars_and_schemas import Definitions
-from slipring.protocol.tools.toolset.toolset import Toolset
+from slipring.protocol.tools.toolset import Toolset
 from slipring.server.access.auth import Caller
 from slipring.server.clock import now
 from slipring.server.connections.request_bodies import read_body

@@ -15,7 +15,7 @@ from slipring.core.turn.request_validation import ENCRYPTED_REASONING, read_incl
 from slipring.protocol import wire
 from slipring.protocol.endpoints.bodies import DeletedResponse
 from slipring.protocol.endpoints.translation import RESPONSES
-from slipring.protocol.items.items.items import Item, Reasoning, read_item
+from slipring.protocol.items.items import Item, Reasoning, read_item
 from slipring.protocol.responses import Response
 from slipring.server.access.auth import Caller
 from slipring.server.background import cancelled_and_orphaned_runs, event_stream

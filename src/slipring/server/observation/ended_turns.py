@@ -9,7 +9,7 @@ from typing import Literal
 from msgspec import Struct
 
 from slipring.protocol.endpoints.translation import Api
-from slipring.protocol.items.items.items import Item
+from slipring.protocol.items.items import Item
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.responses import Response
 from slipring.protocol.turn_report import TurnReport

@@ -34,7 +34,7 @@ from slipring.base.errors import StartupError
 from slipring.base.recording_format import Answer, Header, RecordedTurn
 from slipring.config.settings import Config, split_api_key
 from slipring.protocol.items.item_digests import content_digest
-from slipring.protocol.items.items.items import Item
+from slipring.protocol.items.items import Item
 from slipring.protocol.requests import CreateRequest
 from slipring.server.observation.ended_turns import EndedTurn, RecordingCounts, TurnContent
 from slipring.server.observation.secret_removal import SecretRemoval

@@ -24,7 +24,7 @@ from slipring.core.generation import Defaults, Hosting
 from slipring.engines.base import Engine
 from slipring.engines.catalog import Catalog, Entry, open_engine, position_codec
 from slipring.engines.tokens.tokenizer_threads import TokenizerThreads
-from slipring.protocol.items.items.items import Effort
+from slipring.protocol.items.items import Effort
 from slipring.server.access.auth import require_keys
 from slipring.server.access.content_encryption import open_seal
 from slipring.server.admin.listener import AdminListener

@@ -27,7 +27,7 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode,
 from opentelemetry.util.types import AttributeValue
 
 from slipring import __version__
-from slipring.protocol.items.items.items import (
+from slipring.protocol.items.items import (
     CallOutput,
     CustomToolCall,
     FunctionCall,

@@ -61,7 +61,7 @@ _LARGEST_TENANTS = "SELECT tenant, bytes FROM slipring_tenant_bytes ORDER BY byt
 
 
 def _counting_statements() -> list[str]:
-    """Return the _counting_statements that create the table of counts and its triggers in an empty database."""
+    """Return the statements that create the table of counts and its triggers in an empty database."""
     created = ["CREATE TABLE slipring_tenant_bytes (tenant TEXT PRIMARY KEY, bytes BIGINT NOT NULL)"]
     for table, columns in _CONTENTS.items():
         created += [

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 from msgspec import UNSET, structs
-from slipring.protocol.items.items.items import Item, read_item
 
 from slipring.base.errors import ModelNotFound
 from slipring.core.betas import Betas
@@ -21,6 +20,7 @@ from slipring.core.generation import (
 )
 from slipring.core.turn.output.output_events import Output
 from slipring.protocol import events, wire
+from slipring.protocol.items.items import Item, read_item
 from tests.core.connection import ABLE, PLAIN, Connection, Json, Server
 
 CALL = {"type": "mcp_call", "id": "mcp_up", "server_label": "s", "name": "f", "arguments": "{}"}

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slipring.protocol.tools.toolset.toolset import Offer
 
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Text
 from slipring.prompts.parsing.output_format import JsonCalls, OutputFormat
 from slipring.prompts.parsing.output_parser import output_parser
+from slipring.protocol.tools.tool_choice import Offer
 from tests.prompts.parsing.answers import OFFER, call, custom_call, function, parsed, split
 from tests.prompts.parsing.test_output_parser import (
     LENGTH,

@@ -1,9 +1,9 @@
 """Calls in braces with quote tokens: Gemma 4."""
 
 import pytest
-from slipring.protocol.tools.toolset.toolset import Offer
 
 from slipring.core.generation import Delta, Text
+from slipring.protocol.tools.tool_choice import Offer
 from tests.prompts.parsing.answers import call, check, custom, custom_call, function
 from tests.prompts.parsing.family_formats import GEMMA4
 

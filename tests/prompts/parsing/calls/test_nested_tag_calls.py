@@ -1,9 +1,9 @@
 """Calls that are trees of tags: MiniMax M3."""
 
 import pytest
-from slipring.protocol.tools.toolset.toolset import Offer
 
 from slipring.core.generation import Delta, Text
+from slipring.protocol.tools.tool_choice import Offer
 from tests.prompts.parsing.answers import call, check, custom, custom_call, function
 from tests.prompts.parsing.family_formats import MINIMAX_M3
 from tests.prompts.parsing.written_calls import without_section

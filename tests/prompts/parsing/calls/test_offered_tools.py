@@ -1,8 +1,8 @@
 """The names by which a model may address the offered tools."""
 
-from slipring.protocol.tools.toolset.toolset import CallableTool, Offer
-
 from slipring.core.generation import Delta, Text
+from slipring.protocol.tools.tool_choice import Offer
+from slipring.protocol.tools.toolset import CallableTool
 from tests.prompts.parsing.answers import call, function, parsed
 from tests.prompts.parsing.test_output_parser import LLAMA
 

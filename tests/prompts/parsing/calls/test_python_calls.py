@@ -1,10 +1,10 @@
 """Calls that are a Python list: literals, and text that only looks like a list."""
 
 import pytest
-from slipring.protocol.tools.toolset.toolset import Offer
 
 from slipring.core.generation import Delta, Text
 from slipring.prompts.parsing.calls.call_arguments import python_literal
+from slipring.protocol.tools.tool_choice import Offer
 from tests.prompts.parsing.answers import call, check, custom_call, function
 from tests.prompts.parsing.family_formats import LFM2, PYTHON_LIST
 

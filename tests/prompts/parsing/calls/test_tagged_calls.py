@@ -3,11 +3,11 @@
 import json
 
 import pytest
-from slipring.protocol.tools.toolset.toolset import Offer
 
 from slipring.core.generation import CallArguments, CallEnded, Delta, Text, Thought
 from slipring.prompts.parsing.output_format import OutputFormat, TaggedCalls
 from slipring.prompts.parsing.output_parser import output_parser
+from slipring.protocol.tools.tool_choice import Offer
 from tests.prompts.parsing.answers import broken_call, call, check, custom, custom_call, function, merged
 from tests.prompts.parsing.family_formats import (
     DEEPSEEK_V4,

@@ -9,12 +9,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from slipring.protocol.tools.toolset.toolset import CallableTool, FunctionTool, Offer
 
 from slipring.core.generation import CallArguments, Delta, Text, Thought
 from slipring.prompts.parsing.output_format import JsonCalls, NamedJsonCalls, OutputFormat, TaggedCalls
 from slipring.prompts.templates.detection.format_detection import DetectedFormat, detect_format
 from slipring.prompts.templates.detection.probes import IDS, NAME, STRINGS, common_prefix
+from slipring.protocol.tools.tool_choice import Offer
+from slipring.protocol.tools.toolset import CallableTool, FunctionTool
 from tests.prompts.parsing import family_formats as known
 from tests.prompts.parsing.answers import parsed
 from tests.prompts.templates.family_templates import NAMES, render_with_jinja2, source_of

@@ -8,15 +8,20 @@ from pathlib import Path
 
 import msgspec
 
-from slipring.commands.bench.report import charts, units
+from slipring.commands.bench.report import units
 from slipring.commands.bench.report.charts import (
+    REPORT,
     DrawnMode,
     charts,
     context_tokens,
+    css,
     drawn_modes,
     figure,
+    script,
     spread_text,
+    stage_colours,
     stage_table,
+    styles,
 )
 from slipring.commands.bench.report.conditions import busy_warning, conditions, repeats, simulation, subject
 from slipring.commands.bench.report.markup import Markup, join, tag
@@ -51,9 +56,9 @@ def write(record: BenchRecord, path: Path) -> None:
 def render(record: BenchRecord) -> str:
     summaries = summarise(record)
     title = f"slipring bench: {record.endpoint.model}, {record.when[:10]}"
-    style = charts.css() + charts.stage_colours() + _STYLE.read_text(encoding="utf-8")
+    style = css() + stage_colours() + _STYLE.read_text(encoding="utf-8")
     # Read as HTML, the first and the last line are comments of the script; as XML they let it contain "<".
-    code = f"//<![CDATA[\n{charts.script(charts.REPORT)}\n//]]>"
+    code = f"//<![CDATA[\n{script(REPORT)}\n//]]>"
     policy = f"default-src 'none'; style-src {_digest(style)}; script-src {_digest(code)}"
     head = tag(
         "head",
@@ -160,7 +165,7 @@ _CLASSES = {"Loop": "main", "Loop, compared": "words"}
 
 def _modes(record: BenchRecord, here: Sequence[Summary], workload: Workload) -> Markup:
     baseline = baseline_of(here, workload)
-    style, titles = charts.styles(record.modes), {mode.name: mode for mode in record.modes}
+    style, titles = styles(record.modes), {mode.name: mode for mode in record.modes}
     names = (tag("th", name, *_small(below), scope="col", role="columnheader") for name, below in _COLUMNS)
     head, rows = tag("tr", *names, role="row"), []
     for summary in here:

@@ -22,7 +22,7 @@ from slipring.core.hosted_tools import Builtin, CallOutcome, CallProgress, Hoste
 from slipring.core.turn.output.numbered_items import NumberedItems
 from slipring.protocol import events, wire
 from slipring.protocol.items.hosted_items import CallStatus, McpCall, error_text
-from slipring.protocol.items.items.items import Item
+from slipring.protocol.items.items import Item
 from slipring.protocol.responses import (
     ApplyPatchCallItem,
     CodeInterpreterCallItem,
@@ -44,7 +44,7 @@ from slipring.protocol.responses import (
 )
 from slipring.protocol.tools.builtin_tools import FUNCTIONS
 from slipring.protocol.tools.client_tools import LocalShellAction, ShellAction, UpdateFile, read_call
-from slipring.protocol.tools.toolset.toolset import Kind
+from slipring.protocol.tools.toolset import Kind
 
 ClientCallItem = (
     ToolSearchCallItem | ShellCallItem | LocalShellCallItem | ApplyPatchCallItem | ComputerCallItem

@@ -13,7 +13,7 @@ from slipring.core.turn.output.numbered_items import NumberedItems
 from slipring.core.turn.output.rejected_calls import RefusedCall, RejectedCall, Rejections
 from slipring.protocol import events
 from slipring.protocol.items.hosted_items import CallError, ProtocolError, error_text
-from slipring.protocol.items.items.items import Item
+from slipring.protocol.items.items import Item
 from slipring.protocol.responses import McpApprovalRequestItem, McpListToolsItem
 from slipring.protocol.tools.mcp_tools import ListedTool
 

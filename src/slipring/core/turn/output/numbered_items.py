@@ -11,7 +11,7 @@ from slipring.core.chain import item_ids
 from slipring.core.ports import Mint
 from slipring.protocol import events, wire
 from slipring.protocol.events import Event
-from slipring.protocol.items.items.items import Item
+from slipring.protocol.items.items import Item
 from slipring.protocol.responses import (
     ApplyPatchCallItem,
     ComputerCallItem,

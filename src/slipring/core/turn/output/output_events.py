@@ -33,7 +33,7 @@ from slipring.core.turn.output.upstream_items import UpstreamItems
 from slipring.protocol import events, wire
 from slipring.protocol.events import Event
 from slipring.protocol.items import item_listing
-from slipring.protocol.items.items.items import Item
+from slipring.protocol.items.items import Item
 from slipring.protocol.responses import (
     CompactionItem,
     ItemStatus,

@@ -7,7 +7,7 @@ from slipring.core.generation import CallStarted
 from slipring.core.hosted_tools import HostedTool
 from slipring.core.turn.output.call_items import BuiltinForm, begin_call, builtin_form
 from slipring.core.turn.output.numbered_items import NumberedItems
-from slipring.protocol.items.items.items import Item
+from slipring.protocol.items.items import Item
 from slipring.protocol.responses import OutputItem
 
 NOT_OFFERED = "There is no tool of this name."

@@ -10,8 +10,8 @@ from msgspec import Raw, Struct, structs
 from slipring.core.generation import UpstreamItemEnded, UpstreamItemEvent, UpstreamItemStarted
 from slipring.core.turn.output.numbered_items import NumberedItems
 from slipring.protocol import wire
-from slipring.protocol.items.items import items
-from slipring.protocol.items.items.items import Item
+from slipring.protocol.items import items
+from slipring.protocol.items.items import Item
 
 _WITHOUT_INCOMPLETE = ("image_generation_call", "web_search_call")
 """Items that fail where others are ``incomplete``: the API has no such status for them."""

@@ -23,7 +23,7 @@ from slipring.protocol.events import (
     SteerPending,
     SteerRef,
 )
-from slipring.protocol.items.items.items import Item
+from slipring.protocol.items.items import Item
 from slipring.protocol.live_input import Steer
 
 _SENTENCE_END = re.compile(r"""(?: [!?…。！？] | (?<!\d)\. ) ["')\]*_’”»]* \s* \Z | \n \s* \Z""", re.VERBOSE)

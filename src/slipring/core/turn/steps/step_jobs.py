@@ -12,9 +12,10 @@ from slipring.core.generation import Finished, Job, Stop, UpstreamTools
 from slipring.core.hosted_tools import HostedTools
 from slipring.core.turn import response_object
 from slipring.core.turn.output.output_events import Output
-from slipring.protocol.items.items.items import CALL_OF_OUTPUT, MOST_ITEMS, Item
+from slipring.protocol.items.items import CALL_OF_OUTPUT, MOST_ITEMS, Item
 from slipring.protocol.responses import Response
-from slipring.protocol.tools.toolset.toolset import Offer, ToolChoice, merged
+from slipring.protocol.tools.tool_choice import Offer, ToolChoice
+from slipring.protocol.tools.toolset import merged
 from slipring.protocol.turn_report import StepCounts
 
 _LEAST_TOKENS = 16

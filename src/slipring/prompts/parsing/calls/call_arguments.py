@@ -29,7 +29,7 @@ from msgspec import Struct
 
 from slipring.prompts.parsing.calls.json_scanner import Members, array_text, object_text, quoted, type_of
 from slipring.prompts.parsing.held_text import BrokenCall, HeldText, Reading
-from slipring.protocol.tools.toolset.toolset import CallableTool
+from slipring.protocol.tools.toolset import CallableTool
 
 MAX_DEPTH: Final = 64
 """Literals nested deeper than this are not read."""

@@ -12,7 +12,8 @@ from slipring.prompts.parsing.calls.json_scanner import SPACE
 from slipring.prompts.parsing.held_text import BrokenCall, HeldText, MarkerFinder, Reading
 from slipring.prompts.parsing.output_format import CallLayout, is_unmistakable
 from slipring.prompts.tool_definitions import flat_name, parameters_of
-from slipring.protocol.tools.toolset.toolset import CallableTool, Offer
+from slipring.protocol.tools.tool_choice import Offer
+from slipring.protocol.tools.toolset import CallableTool
 
 MAX_NAME: Final = 256
 """Characters of a tool's name or an argument's key, with what belongs to it."""
@@ -45,6 +46,36 @@ def skip_nested(
             yield from skip_string(held, mark)
         else:
             raise BrokenCall
+
+
+class OfferedTools:
+    """The tools of an offer. Models address a tool by its name or its ``flat_name``."""
+
+    __slots__ = ("_schemas", "by_name")
+
+    def __init__(self, offer: Offer) -> None:
+        # ``allowed_tools`` may list a tool and also its namespace: one tool offered twice is not ambiguous.
+        tools = {(tool.namespace, tool.name): tool for tool in offer.tools}.values()
+        self.by_name = _unambiguous([(tool.name, tool) for tool in tools])
+        self.by_name |= _unambiguous([(flat_name(tool), tool) for tool in tools])
+        self._schemas: dict[tuple[str | None, str], ArgumentSchema] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.by_name)
+
+    def find(self, name: str) -> CallableTool:
+        """The tool of that name. Raises ``BrokenCall`` if there is none."""
+        tool = self.by_name.get(name)
+        if tool is None:
+            raise BrokenCall
+        return tool
+
+    def schema(self, tool: CallableTool) -> ArgumentSchema:
+        """The schema of a tool's arguments."""
+        key = (tool.namespace, tool.name)
+        if key not in self._schemas:
+            self._schemas[key] = ArgumentSchema(bytes(parameters_of(tool)))
+        return self._schemas[key]
 
 
 class CallReader(ABC):
@@ -140,36 +171,6 @@ class CallReader(ABC):
         """Whether a call that is complete ends here although its closing mark is missing: the answer ends,
         or the next call or the end of the section follows."""
         return (yield from held.precedes(*self.starts, *filter(None, (self.section_close,)), end=True))
-
-
-class OfferedTools:
-    """The tools of an offer. Models address a tool by its name or its ``flat_name``."""
-
-    __slots__ = ("_schemas", "by_name")
-
-    def __init__(self, offer: Offer) -> None:
-        # ``allowed_tools`` may list a tool and also its namespace: one tool offered twice is not ambiguous.
-        tools = {(tool.namespace, tool.name): tool for tool in offer.tools}.values()
-        self.by_name = _unambiguous([(tool.name, tool) for tool in tools])
-        self.by_name |= _unambiguous([(flat_name(tool), tool) for tool in tools])
-        self._schemas: dict[tuple[str | None, str], ArgumentSchema] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self.by_name)
-
-    def find(self, name: str) -> CallableTool:
-        """The tool of that name. Raises ``BrokenCall`` if there is none."""
-        tool = self.by_name.get(name)
-        if tool is None:
-            raise BrokenCall
-        return tool
-
-    def schema(self, tool: CallableTool) -> ArgumentSchema:
-        """The schema of a tool's arguments."""
-        key = (tool.namespace, tool.name)
-        if key not in self._schemas:
-            self._schemas[key] = ArgumentSchema(bytes(parameters_of(tool)))
-        return self._schemas[key]
 
 
 def _unambiguous(named: list[tuple[str, CallableTool]]) -> dict[str, CallableTool]:

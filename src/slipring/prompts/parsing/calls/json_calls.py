@@ -15,7 +15,7 @@ from slipring.prompts.parsing.calls.call_reader import MAX_NAME, CallReader, Off
 from slipring.prompts.parsing.calls.json_scanner import SPACE, type_of
 from slipring.prompts.parsing.held_text import BrokenCall, HeldText, Reading, marker_finder
 from slipring.prompts.parsing.output_format import JsonCalls, NamedJsonCalls
-from slipring.protocol.tools.toolset.toolset import CallableTool
+from slipring.protocol.tools.toolset import CallableTool
 
 _string = msgspec.json.Decoder(str)
 _SEPARATORS: Final = (",", ";")

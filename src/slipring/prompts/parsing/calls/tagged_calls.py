@@ -23,7 +23,7 @@ from slipring.prompts.parsing.calls.json_calls import JsonCallReader
 from slipring.prompts.parsing.calls.json_scanner import SPACE, array_text, object_text, quoted
 from slipring.prompts.parsing.held_text import BrokenCall, HeldText, Reading, marker_finder
 from slipring.prompts.parsing.output_format import JsonCalls, NestedTagCalls, TaggedCalls
-from slipring.protocol.tools.toolset.toolset import CallableTool
+from slipring.protocol.tools.toolset import CallableTool
 
 _TYPE: Final = "{type}"
 _CDATA: Final = "<![CDATA["

@@ -19,7 +19,7 @@ from slipring.prompts.templates.detection.probes import (
     output,
     user,
 )
-from slipring.protocol.items.items.items import Effort
+from slipring.protocol.items.items import Effort
 
 EFFORTS: tuple[Effort, ...] = ("none", "minimal", "low", "medium", "high", "xhigh")
 """The API's efforts, least first."""
