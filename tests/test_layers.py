@@ -30,7 +30,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("base", "protocol", "core.generation", "core.chain.head", "core.limits", "core.token_estimates"),
         *("prompts", "sandbox", "observation.live_messages", "engines"),
     ),
-    "engines.vllm.plugin": ("engines.vllm.plugin",),
+    "engines.vllm_plugin": ("engines.vllm_plugin",),
     "mcp": ("", "base.surrogates", "mcp"),
     "safety": (
         *("base.connection_failures", "base.errors", "base.tenant_slots", "config.tables", "protocol"),

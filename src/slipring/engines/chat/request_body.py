@@ -25,6 +25,7 @@ from slipring.engines.chat.returned_fields import (
     ReturnedFields,
     StoredFields,
     kept_with,
+    stored_fields,
 )
 from slipring.engines.remote.http_client import spliced
 from slipring.engines.remote.replica_affinity import affinity_key, tenant_salt
@@ -444,12 +445,6 @@ class Written(Struct, frozen=True, eq=False):
         own = self.history.size_bytes - self.history.shared_bytes(earlier.history)
         own += self.stored.unshared_bytes(earlier.stored)
         return own if self.toolbox is earlier.toolbox else own + self.toolbox.size_bytes
-
-
-def stored_fields(position: object, writer: Writer) -> StoredFields | None:
-    """What a position of this writer's engine keeps for the server; None if it is of another."""
-    stored = position.stored if isinstance(position, Written) else position
-    return stored if isinstance(stored, StoredFields) and stored.home is writer else None
 
 
 class Request(Struct, frozen=True):

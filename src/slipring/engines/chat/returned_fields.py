@@ -22,7 +22,6 @@ from msgspec import UNSET, DecodeError, Raw, Struct, UnsetType, msgpack
 
 from slipring.core.chain.head import Head
 from slipring.engines.chat.options import ChatOptions
-from slipring.engines.chat.request_body import Writer, stored_fields
 from slipring.protocol.items.items import CustomToolCall, FunctionCall, Item
 
 _MOST_BYTES = 256 * 2**10
@@ -170,6 +169,11 @@ class StoredFields(Struct, frozen=True, eq=False):
     """Those of the response's own last answer."""
 
     @property
+    def stored(self) -> "StoredFields":
+        """As of the positions of this process, which have messages beside it."""
+        return self
+
+    @property
     def size_bytes(self) -> int:
         return self.returned.size_bytes + (self.kept.size_bytes if self.kept is not None else 0)
 
@@ -178,6 +182,12 @@ class StoredFields(Struct, frozen=True, eq=False):
         if self.kept is None or not isinstance(earlier, StoredFields):
             return self.size_bytes
         return self.size_bytes - self.kept.shared_bytes(earlier.kept)
+
+
+def stored_fields(position: object, home: object) -> StoredFields | None:
+    """What a position keeps for the server of the writer ``home``; None if it is of another."""
+    stored = getattr(position, "stored", None)
+    return stored if isinstance(stored, StoredFields) and stored.home is home else None
 
 
 class Details:
@@ -258,7 +268,7 @@ _decoder = msgpack.Decoder(_Packed)
 class PositionCodec:
     """Encodes and decodes the positions of one engine."""
 
-    def __init__(self, home: Writer, options: ChatOptions) -> None:
+    def __init__(self, home: object, options: ChatOptions) -> None:
         self._home = home
         # Who can read the fields. Names of keys, and not the keys themselves.
         reader = (options.url, options.query, options.key_env, options.key_file)

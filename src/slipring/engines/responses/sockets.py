@@ -26,6 +26,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import aiohttp
 from aiohttp import WSMsgType
@@ -41,7 +42,6 @@ from slipring.engines.remote.upstream_errors import api_failure, refusal
 from slipring.engines.responses import reported_errors
 from slipring.engines.responses.events import TERMINAL, Event, decode_event
 from slipring.engines.responses.options import ResponsesOptions
-from slipring.engines.responses.positions import Position
 from slipring.engines.responses.reported_errors import ContextLost, LanesUnsupported
 
 MOST_FRAME_BYTES = 16 * 2**20
@@ -419,6 +419,17 @@ class Route:
     lane: Lane
 
 
+class Continuable(Protocol):
+    """The position of a response that may be continued."""
+
+    @property
+    def socket(self) -> Socket | None:
+        """The socket that the response was made on, while it exists."""
+
+    @property
+    def lane(self) -> Lane | None: ...
+
+
 class Pool:
     """All sockets to one upstream."""
 
@@ -458,7 +469,7 @@ class Pool:
         """Stop using lanes: the upstream does not support them."""
         self._lanes = False
 
-    def resume(self, position: Position, *, fork: bool) -> Route | None:
+    def resume(self, position: Continuable, *, fork: bool) -> Route | None:
         """Take a lane to continue the response at ``position``; None if its socket is closed or full."""
         socket = position.socket
         if socket is None or not self._is_usable(socket):

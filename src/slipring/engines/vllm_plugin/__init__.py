@@ -1,0 +1,1 @@
+"""What runs in the processes of vLLM: sessions, their corrections, and the name of the server."""

@@ -1,0 +1,1 @@
+"""Tools of a request: their definitions, their types, and the choice among them."""

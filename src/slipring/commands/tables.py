@@ -1,1 +1,0 @@
-"""Tables of plain text, for people and for ``cut``."""

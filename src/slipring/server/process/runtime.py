@@ -1,1 +1,0 @@
-"""Log, event loop and threads of a serving process."""
