@@ -13,7 +13,7 @@ from pathlib import Path
 SRC = Path(__file__).parent.parent / "src" / "slipring"
 
 CLIENT_PARTS = tuple(
-    f"commands.{name}" for name in ("child_server", "client_environment", "failures", "flags")
+    f"commands.{name}" for name in ("argument_parser", "child_server", "client_environment")
 )
 ALLOWED: dict[str, tuple[str, ...]] = {
     "base": ("base",),
@@ -46,23 +46,16 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "commands.bench": ("", "base", "observation.drawing_files", *CLIENT_PARTS, "commands.bench"),
     "commands.chat": ("base", *CLIENT_PARTS, "commands.chat"),
     "commands.config": ("base", "config", "engines.catalog", "engines.hub", "server"),
-    "commands.doctor": (
-        "base",
-        "config.settings",
-        "config.settings",
-        "engines",
-        "server",
-        "stores",
-        "commands.doctor",
-    ),
+    "commands.doctor": ("base", "config.settings", "engines", "server", "stores", "commands.doctor"),
     "commands.inspection": (
         *("base", "protocol", "core.generation", "core.chain", "core.turn.response_object", "prompts"),
         *("engines", "commands.argument_parser", "commands.inspection"),
     ),
-    "commands.keys": ("base", "config", "protocol.wire", "stores", "commands.tables"),
+    "commands.keys": ("base", "config", "protocol.wire", "stores"),
     "commands.launch": ("base", *CLIENT_PARTS, "commands.launch"),
-    "commands.models": ("base", "engines.hub", "commands.tables"),
-    "commands.openapi": ("", "base.standard_streams", "protocol", "commands.openapi"),
+    "commands.models": ("base", "engines.hub"),
+    "commands.openapi": ("", "base.standard_streams", "protocol", "commands.openapi_schemas"),
+    "commands.openapi_schemas": ("protocol",),
     "commands.serve": (
         *("", "base", "config.settings", "engines.hub", "server", "commands.config", "commands.doctor"),
         "commands.client_environment",

@@ -1,8 +1,7 @@
-"""How mistakes in the arguments of a command are reported, and when its flags are added.
+"""The flags of commands: how they are declared, how their values are read, and how mistakes are reported; and
+the errors by which commands end with one line and an exit code.
 
-The errors by which commands end with one line and an exit code.
-
-Flags of commands, each declared once as a field of the options that it sets, and parsers of values.
+A flag is declared once, as a field of the options that it sets.
 """
 
 import argparse
@@ -13,6 +12,9 @@ from typing import Any, NoReturn
 
 from slipring.base.errors import suggestion
 
+USAGE_ERROR = 2
+"""The exit code of a mistake in the arguments."""
+
 
 class UsageError(Exception):
     """Flags, variables or files are invalid, or contradict each other. Messages do not repeat secrets."""
@@ -20,6 +22,9 @@ class UsageError(Exception):
 
 class CommandFailed(Exception):
     """A server cannot be reached, started or measured, or a client is not installed."""
+
+
+# --- Flags as fields of options -----------------------------------------------------------------------
 
 
 def flag(default: Any, help: str, *, name: str = "", **argument: Any) -> Any:
@@ -41,7 +46,7 @@ def add_flags(parser: argparse.ArgumentParser, options: type[Any], **defaults: f
             parser.add_argument(_name(each), dest=each.name, **argument)
 
 
-def given(namespace: argparse.Namespace, options: type[Any]) -> dict[str, Any]:
+def given_values(namespace: argparse.Namespace, options: type[Any]) -> dict[str, Any]:
     """The values of the flags that were given, by field."""
     names = (each.name for each in dataclasses.fields(options) if each.metadata)
     return {name: value for name in names if (value := getattr(namespace, name, None)) is not None}
@@ -49,12 +54,15 @@ def given(namespace: argparse.Namespace, options: type[Any]) -> dict[str, Any]:
 
 def given_names(namespace: argparse.Namespace, options: type[Any]) -> list[str]:
     """The flags that were given, as users write them."""
-    found = given(namespace, options)
+    found = given_values(namespace, options)
     return [_name(each) for each in dataclasses.fields(options) if each.name in found]
 
 
 def _name(declared: "dataclasses.Field[Any]") -> str:
     return declared.metadata["name"] or f"--{declared.name.replace('_', '-')}"
+
+
+# --- Values -------------------------------------------------------------------------------------------
 
 
 def text(given: str) -> str:
@@ -102,7 +110,7 @@ def _float(given: str) -> float:
         return float("nan")
 
 
-USAGE_ERROR = 2
+# --- The parser -------------------------------------------------------------------------------------
 
 
 class Parser(argparse.ArgumentParser):

@@ -60,8 +60,8 @@ _DESCRIBED = (
         "show what slipring makes of a model, without loading it",
         "Show how slipring writes contexts for a model and parses its answers, without loading its weights."
         " Exit code 1: the model would not work.",
-        "inspection.command.inspect",
-        "inspection.command",
+        "inspection.printed_report.inspect",
+        "inspection.printed_report",
     ),
     _Command(
         "config",
@@ -101,8 +101,8 @@ _DESCRIBED = (
         "start a client such as codex, pointed at a server",
         "Start an installed client that uses a server, without changing the client's settings. Without --url"
         " and OPENAI_BASE_URL: the server on port 8000, or a new one that runs as long as the client.",
-        "launch.command.launch",
-        "launch.command",
+        "launch.launch",
+        "launch",
         "%(prog)s CLIENT [--url URL] [--model NAME] [--api-key-env VARIABLE] [-- ARGUMENTS]",
     ),
     _Command(
@@ -132,7 +132,7 @@ _DESCRIBED = (
         "openapi",
         "print the OpenAPI document of the server",
         "Print what the server accepts and returns, as an OpenAPI 3.1 document in JSON.",
-        "openapi.operations.print_document",
+        "openapi.print_document",
     ),
 )
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 
 from slipring.base.standard_streams import print_encoded
-from slipring.config import settings as setting_flags
+from slipring.config import settings
 from slipring.config.settings import Config
 from slipring.config.toml_schema import schema
 
@@ -23,7 +23,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         description="Read the settings as 'slipring serve' does, and open what they name without starting it."
         " Exit code 2: a setting is wrong; 3: what it names cannot be used.",
     )
-    setting_flags.add_flags(check)
+    settings.add_flags(check)
     commands.add_parser(
         "schema",
         help="print the JSON schema of the TOML file",
@@ -34,7 +34,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run a command of ``add_flags``. Raises ``ConfigError`` and ``StartupError``."""
     if arguments.config_command == "check":
-        print(f"ok: {check_settings(setting_flags.from_namespace(arguments, os.environ))}")
+        print(f"ok: {check_settings(settings.from_namespace(arguments, os.environ))}")
     else:
         print_encoded(msgspec.json.format(msgspec.json.encode(schema())) + b"\n")
     return 0

@@ -25,7 +25,7 @@ from msgspec import Struct
 from slipring.base.errors import StartupError, Unavailable
 from slipring.base.progress_line import ProgressLine
 from slipring.base.standard_streams import print_encoded
-from slipring.config import settings as setting_flags
+from slipring.config import settings
 from slipring.config.settings import ADMIN_AUTO, ADMIN_OFF, Config
 from slipring.engines.catalog import check_options, open_engine
 from slipring.engines.hub.model_hub import ModelHub
@@ -348,7 +348,7 @@ _PLAIN = "\x1b[0m"
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``serve``, whose server is checked, and ``--json``."""
     parser.add_argument("--json", action="store_true", help="print one JSON document")
-    setting_flags.add_flags(parser)
+    settings.add_flags(parser)
 
 
 def doctor(arguments: argparse.Namespace, config: Config) -> int:

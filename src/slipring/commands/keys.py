@@ -18,7 +18,7 @@ from msgspec import structs
 from slipring.base.errors import StartupError, Unavailable
 from slipring.base.progress_line import ProgressLine
 from slipring.base.standard_streams import print_encoded, table
-from slipring.config import settings as setting_flags
+from slipring.config import settings
 from slipring.config.settings import Config, ConfigError
 from slipring.protocol import wire
 from slipring.stores.keys import Key, Token
@@ -64,7 +64,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "id", metavar="ID", type=_key_id, help="id of the key, as printed by list, or the key itself"
     )
     for command in (create, show, revoke):
-        setting_flags.add_flags(command, only=("store",))
+        settings.add_flags(command, only=("store",))
 
 
 def _add_create_flags(create: argparse.ArgumentParser) -> None:

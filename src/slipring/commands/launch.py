@@ -1,10 +1,8 @@
-"""The clients that can be launched, and how each is pointed at a server.
+"""``slipring launch``: starts an installed client that uses a server, beside the user's own settings.
 
-A client gets flags, environment variables and files in a directory that is removed afterwards. Nothing that
-belongs to the user is written.
-
-``slipring launch``: its flags, the server that it finds or starts for a client, and the life of the
-client's process.
+The server is the one that is named, or one that the command finds or starts. A client is pointed at it by
+flags, environment variables and files in a directory that is removed afterwards: nothing that belongs to the
+user is written.
 """
 
 import argparse
@@ -38,7 +36,16 @@ from slipring.commands.client_environment import (
     variable_name,
 )
 
-_KEY_VARIABLE = "SLIPRING_KEY"
+_CLIENT_KEY_VARIABLE = "SLIPRING_KEY"
+"""Holds the API key for clients that are told the name of a variable."""
+_TIMEOUT_S = 10
+_STOP_TIMEOUT_S = 15
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_INTERRUPTED = 130
+_PASSED_ON = (signal.SIGTERM, signal.SIGHUP)
+
+
+# --- The clients ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -93,7 +100,7 @@ def _point_codex(target: Target, directory: Path) -> Settings:
     provider: dict[str, str | bool] = {
         "name": "slipring",
         "base_url": target.url,
-        "env_key": _KEY_VARIABLE,
+        "env_key": _CLIENT_KEY_VARIABLE,
         "wire_api": "responses",
         "supports_websockets": True,
     }
@@ -106,7 +113,7 @@ def _point_codex(target: Target, directory: Path) -> Settings:
         chosen["model_catalog_json"] = str(catalog)
     # A JSON string or boolean is one of TOML as well.
     flags = [("-c", f"{name}={json.dumps(value)}") for name, value in chosen.items()]
-    return Settings(tuple(word for flag in flags for word in flag), {_KEY_VARIABLE: target.key})
+    return Settings(tuple(word for flag in flags for word in flag), {_CLIENT_KEY_VARIABLE: target.key})
 
 
 def _point_claude(target: Target, directory: Path) -> Settings:
@@ -157,7 +164,7 @@ def _point_pi(target: Target, directory: Path) -> Settings:
     }
     provider = {
         "baseUrl": target.url,
-        "apiKey": _KEY_VARIABLE,
+        "apiKey": _CLIENT_KEY_VARIABLE,
         "api": "openai-responses",
         "models": [model],
     }
@@ -166,7 +173,7 @@ def _point_pi(target: Target, directory: Path) -> Settings:
         f"export default (pi: any) => pi.registerProvider('slipring', {json.dumps(provider)});\n"
     )
     arguments = ("--extension", str(extension), "--provider", "slipring", "--model", target.model)
-    return Settings(arguments, {_KEY_VARIABLE: target.key})
+    return Settings(arguments, {_CLIENT_KEY_VARIABLE: target.key})
 
 
 def _point_cline(target: Target, directory: Path) -> Settings:
@@ -233,9 +240,8 @@ CLIENTS = {
     "aider": Client("aider", "python -m pip install aider-chat", _point_aider),
 }
 
-_TIMEOUT_S = 10
-_STOP_TIMEOUT_S = 15
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+# --- The server -------------------------------------------------------------------------------------
 
 
 class KeyRefused(CommandFailed):
@@ -296,8 +302,7 @@ def started(engine: str, model: str | None) -> Iterator[str]:
             process.communicate()
 
 
-_INTERRUPTED = 130
-_PASSED_ON = (signal.SIGTERM, signal.SIGHUP)
+# --- The command ------------------------------------------------------------------------------------
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

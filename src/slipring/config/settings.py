@@ -1,21 +1,17 @@
-"""The settings of the server: their names, defaults, descriptions and checks.
+"""The settings of the server: their names, defaults, descriptions and checks, and how they are read from
+flags, environment variables and the TOML file.
 
-The fields of `Config` and `Limits` are the only definition: flags and environment variables (``flags``), the
-keys of the TOML file (``settings_file``) and the table in docs/settings.md are derived from them. The module
+The fields of `Config` and `Limits` are the only definition: flags, variables, keys of the file and the table
+in docs/settings.md are derived from them. `from_namespace` decides which source of a value wins. The module
 does not use the settings: it creates no engine or store, and opens no socket.
 
 The message of a `ConfigError` never contains a value, because any value may be a secret.
-
-The TOML file with settings: its keys, and the tables that only a file can have.
-
-Reads the configuration: from flags of a command, environment variables and the settings file.
 """
 
-import argparse
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields
-from typing import Any, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, get_origin, get_type_hints
 
 from slipring.base.errors import StartupError, suggestion
 from slipring.config.tables import (
@@ -33,12 +29,21 @@ from slipring.config.tables import (
 )
 from slipring.core.limits import Limits
 
+if TYPE_CHECKING:
+    import argparse  # the workers of a server have no flags
+
 ADMIN_AUTO, ADMIN_OFF = "auto", "off"
 LOG_LEVELS = ("debug", "info", "warning", "error")
 MCP_URLS = ("registered", "public", "any")
 PREFIX = "SLIPRING_"
 LIMITS = "limits"
-_TABLES = (LIMITS, "models", "mcp", "builtin_tools", "checks", "policies")
+_FILE_FLAG = "--config"
+_FILE_VARIABLE = f"{PREFIX}CONFIG"
+_MODELS, _MCP, _BUILTIN_TOOLS = "models", "mcp", "builtin_tools"
+_CHECKS, _POLICIES = "checks", "policies"
+_CHECK_KEY = "check"
+"""The key of ``checks`` in the file."""
+_TABLES = (LIMITS, _MODELS, _MCP, _BUILTIN_TOOLS, _CHECKS, _POLICIES)
 """Fields that are tables of the file only, or that have settings of their own."""
 _LIMITS_THAT_MAY_BE_ZERO = (
     "idle_timeout_s",
@@ -299,6 +304,23 @@ class Config:
         return self.trace_sample > 0 or self.trace_endpoint != ""
 
 
+# --- Rules across settings ---------------------------------------------------------------------------
+
+
+def refuse_private_store(config: Config) -> None:
+    """Raise ``StartupError`` if workers could not find each other's chains with these settings."""
+    if config.workers > 1 and config.store.partition(":")[0] == "memory":
+        raise StartupError(
+            f"--workers {config.workers} with --store memory: each worker would know its own chains only;"
+            " name a store that they can share, as in --store sqlite:PATH or --store postgresql://…"
+        )
+    if config.workers > 1 and config.node_url:
+        raise StartupError(
+            f"--workers {config.workers} with --node-url: one URL cannot lead to each worker; run one server"
+            " per node, or workers without it"
+        )
+
+
 # --- Settings, derived from the fields --------------------------------------------------------
 
 
@@ -432,15 +454,83 @@ def _all_settings() -> Iterator[Setting]:
 
 SETTINGS = tuple(_all_settings())
 
-_MODELS, _MCP, _BUILTIN_TOOLS = "models", "mcp", "builtin_tools"
-_CHECK, _CHECKS, _POLICIES = "check", "checks", "policies"
+
+# --- Flags, variables and the file ------------------------------------------------------------------
 
 
-def read_file(path: str) -> dict[str, Any]:
+def add_flags(parser: "argparse.ArgumentParser", *, only: Collection[str] = ()) -> None:
+    """Add `--config` and a flag for every setting, or `only` the named ones, for `from_namespace`."""
+    plain = parser.add_argument_group("settings")
+    limits = parser.add_argument_group(LIMITS)
+    plain.add_argument(_FILE_FLAG, metavar="FILE.toml", help="TOML file to read settings from")
+    for setting in (setting for setting in SETTINGS if not only or setting.name in only):
+        group = limits if setting.is_limit else plain
+        group.add_argument(setting.flag, help=_flag_help(setting), **_flag_options(setting))
+
+
+def _flag_options(setting: Setting) -> dict[str, Any]:
+    if setting.kind is bool:
+        import argparse
+
+        return {"action": argparse.BooleanOptionalAction}
+    if setting.kind is tuple:
+        return {"action": "append", "metavar": setting.metavar}
+    return {"metavar": setting.metavar}
+
+
+def _flag_help(setting: Setting) -> str:
+    remark = "repeatable" if setting.kind is tuple else f"default: {setting.default_text or 'empty'}"
+    return f"{setting.help} ({remark})".replace("%", "%%")
+
+
+def from_namespace(namespace: "argparse.Namespace", environ: Mapping[str, str]) -> Config:
+    """Read the configuration from parsed flags (see `add_flags`), environment variables and the file.
+
+    A flag overrides the environment variable, which overrides the file. An invalid value is an error even if
+    another source overrides it.
+    """
+    path = _file_path(namespace, environ)
+    values = _from_file(path) if path is not None else {}
+    values |= _from_environ(environ)
+    values |= _from_flags(namespace)
+    limits = {s.name: values.pop(s.name) for s in SETTINGS if s.is_limit and s.name in values}
+    return Config(limits=Limits(**limits), **values)
+
+
+def _from_flags(namespace: "argparse.Namespace") -> dict[str, Any]:
+    values = {}
+    for setting in SETTINGS:
+        given = getattr(namespace, setting.name, None)
+        if given is None:
+            continue
+        read = setting.from_text if isinstance(given, str) else setting.checked
+        values[setting.name] = read(given, f"flag {setting.flag}")
+    return values
+
+
+def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        setting.name: setting.from_text(environ[setting.variable], f"variable {setting.variable}")
+        for setting in SETTINGS
+        if setting.variable in environ
+    }
+
+
+def _file_path(namespace: "argparse.Namespace", environ: Mapping[str, str]) -> str | None:
+    path: str | None = getattr(namespace, "config", None)
+    origin = f"flag {_FILE_FLAG}"
+    if path is None:
+        path, origin = environ.get(_FILE_VARIABLE), f"variable {_FILE_VARIABLE}"
+    if path is not None and not path.strip():
+        raise ConfigError(f"{origin}: must not be empty")
+    return path
+
+
+def _from_file(path: str) -> dict[str, Any]:
     settings = {setting.key: setting for setting in SETTINGS}
     document = _read_toml(path)
     try:
-        values = _tables(document)
+        values = _take_tables(document)
     except TableError as error:
         raise ConfigError(f"{error} in {path}") from None
     for key, given in _entries(document, path):
@@ -453,7 +543,7 @@ def read_file(path: str) -> dict[str, Any]:
     return values
 
 
-def _tables(document: dict[str, Any]) -> dict[str, Any]:
+def _take_tables(document: dict[str, Any]) -> dict[str, Any]:
     """Remove the tables that only a file can have, and return their values. Raises ``TableError``."""
     values: dict[str, Any] = {}
     if _MODELS in document:
@@ -462,8 +552,8 @@ def _tables(document: dict[str, Any]) -> dict[str, Any]:
         values[_MCP] = read_mcp_registrations(document.pop(_MCP))
     if _BUILTIN_TOOLS in document:
         values[_BUILTIN_TOOLS] = read_builtin_tools(document.pop(_BUILTIN_TOOLS), values.get(_MCP, ()))
-    if _CHECK in document:
-        values[_CHECKS] = read_checks(document.pop(_CHECK))
+    if _CHECK_KEY in document:
+        values[_CHECKS] = read_checks(document.pop(_CHECK_KEY))
     if _POLICIES in document:
         values[_POLICIES] = read_policies(document.pop(_POLICIES), values.get(_CHECKS, ()))
     return values
@@ -490,87 +580,3 @@ def _entries(document: dict[str, Any], path: str) -> Iterator[tuple[tuple[str, .
             yield from (((key, inner), inner_value) for inner, inner_value in value.items())
         else:
             raise ConfigError(f"{key} in {path}: must be a table")
-
-
-_FILE_FLAG = "--config"
-_FILE_VARIABLE = f"{PREFIX}CONFIG"
-
-
-def _flag_options(setting: Setting) -> dict[str, Any]:
-    if setting.kind is bool:
-        return {"action": argparse.BooleanOptionalAction}
-    if setting.kind is tuple:
-        return {"action": "append", "metavar": setting.metavar}
-    return {"metavar": setting.metavar}
-
-
-def _flag_help(setting: Setting) -> str:
-    remark = "repeatable" if setting.kind is tuple else f"default: {setting.default_text or 'empty'}"
-    return f"{setting.help} ({remark})".replace("%", "%%")
-
-
-def add_flags(parser: argparse.ArgumentParser, *, only: Collection[str] = ()) -> None:
-    """Add `--config` and a flag for every setting, or `only` the named ones, for `from_namespace`."""
-    plain = parser.add_argument_group("settings")
-    limits = parser.add_argument_group(LIMITS)
-    plain.add_argument(_FILE_FLAG, metavar="FILE.toml", help="TOML file to read settings from")
-    for setting in (setting for setting in SETTINGS if not only or setting.name in only):
-        group = limits if setting.is_limit else plain
-        group.add_argument(setting.flag, help=_flag_help(setting), **_flag_options(setting))
-
-
-def from_namespace(namespace: argparse.Namespace, environ: Mapping[str, str]) -> Config:
-    """Read the configuration from parsed flags (see `add_flags`), environment variables and the file.
-
-    A flag overrides the environment variable, which overrides the file. An invalid value is an error even if
-    another source overrides it.
-    """
-    path = _file_path(namespace, environ)
-    values = read_file(path) if path is not None else {}
-    values |= _from_environ(environ)
-    values |= _from_flags(namespace)
-    limits = {s.name: values.pop(s.name) for s in SETTINGS if s.is_limit and s.name in values}
-    return Config(limits=Limits(**limits), **values)
-
-
-def _from_flags(namespace: argparse.Namespace) -> dict[str, Any]:
-    values = {}
-    for setting in SETTINGS:
-        given = getattr(namespace, setting.name, None)
-        if given is None:
-            continue
-        read = setting.from_text if isinstance(given, str) else setting.checked
-        values[setting.name] = read(given, f"flag {setting.flag}")
-    return values
-
-
-def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
-    return {
-        setting.name: setting.from_text(environ[setting.variable], f"variable {setting.variable}")
-        for setting in SETTINGS
-        if setting.variable in environ
-    }
-
-
-def _file_path(namespace: argparse.Namespace, environ: Mapping[str, str]) -> str | None:
-    path: str | None = getattr(namespace, "config", None)
-    origin = f"flag {_FILE_FLAG}"
-    if path is None:
-        path, origin = environ.get(_FILE_VARIABLE), f"variable {_FILE_VARIABLE}"
-    if path is not None and not path.strip():
-        raise ConfigError(f"{origin}: must not be empty")
-    return path
-
-
-def refuse_private_store(config: Config) -> None:
-    """Raise ``StartupError`` if workers could not find each other's chains with these settings."""
-    if config.workers > 1 and config.store.partition(":")[0] == "memory":
-        raise StartupError(
-            f"--workers {config.workers} with --store memory: each worker would know its own chains only;"
-            " name a store that they can share, as in --store sqlite:PATH or --store postgresql://…"
-        )
-    if config.workers > 1 and config.node_url:
-        raise StartupError(
-            f"--workers {config.workers} with --node-url: one URL cannot lead to each worker; run one server"
-            " per node, or workers without it"
-        )

@@ -126,7 +126,7 @@ def loop_flags(namespace: argparse.Namespace) -> list[str]:
 
 def from_namespace(namespace: argparse.Namespace, environ: Mapping[str, str]) -> BenchOptions:
     """Build the options from parsed flags (see ``add_flags``) and ``environ``. Raises ``UsageError``."""
-    chosen = argument_parser.given(namespace, BenchOptions)
+    chosen = argument_parser.given_values(namespace, BenchOptions)
     workloads = chosen.get("workloads", ())
     for name, needed in (("deep", "depths"), ("replay", "replay")):
         if needed in chosen and name not in workloads:
@@ -144,7 +144,7 @@ def from_namespace(namespace: argparse.Namespace, environ: Mapping[str, str]) ->
             require_mode(name, target.api)
     else:
         chosen["modes"] = tuple(modes_of(target.api))
-    outputs = Outputs(**argument_parser.given(namespace, Outputs))
+    outputs = Outputs(**argument_parser.given_values(namespace, Outputs))
     return BenchOptions(target, names_modes=names_modes, outputs=outputs, **chosen)
 
 

@@ -58,5 +58,5 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def from_namespace(namespace: argparse.Namespace, environ: Mapping[str, str]) -> ChatOptions:
     """Build the options from parsed flags (see ``add_flags``) and environment variables. Raises
     ``UsageError``."""
-    given = {"url": named_url(environ) or DEFAULT_URL, **argument_parser.given(namespace, ChatOptions)}
+    given = {"url": named_url(environ) or DEFAULT_URL, **argument_parser.given_values(namespace, ChatOptions)}
     return ChatOptions(key=api_key(given.get("key_variable", KEY_VARIABLE), environ), **given)

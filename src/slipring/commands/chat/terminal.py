@@ -1,7 +1,7 @@
-"""The keyboard of a chat: reads lines, and keeps what is typed meanwhile from the screen.
+"""The terminal of a chat: answers (Markdown or plain text) on standard output, everything else on standard
+error, and the lines that are typed.
 
-The screen of a chat: answers (Markdown or plain text) on standard output, everything else on standard
-error.
+On a terminal, an answer is drawn again while it grows, and what is typed meanwhile does not appear in it.
 """
 
 import contextlib
@@ -22,63 +22,174 @@ from rich.text import Text
 
 _PROMPT = "> "
 _LOCAL_MODES = 3  # index in the list that tcgetattr returns
-
-
-class Keyboard:
-    """Iterates over typed lines until Ctrl-D or Ctrl-C. Leaving the context restores the terminal's modes."""
-
-    def __init__(self, source: TextIO, out: TextIO, err: TextIO) -> None:
-        self._descriptor = source.fileno()
-        self._out = out
-        self._err = err
-        self._modes: list[Any] | None = None
-
-    def __enter__(self) -> "Keyboard":
-        with contextlib.suppress(ImportError):  # not available on every platform
-            import readline  # noqa: F401, importing it gives ``input`` a history and line editing
-        with contextlib.suppress(ImportError):
-            import termios
-
-            self._modes = termios.tcgetattr(self._descriptor)
-        self._set_echo(False)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._set_echo(True)
-
-    def __iter__(self) -> Iterator[str]:
-        while True:
-            if not self._out.isatty():
-                print(_PROMPT, end="", file=self._err, flush=True)
-            try:
-                self._set_echo(True)  # readline echoes only if the terminal did
-                line = input(_PROMPT if self._out.isatty() else "")
-            except (EOFError, KeyboardInterrupt):
-                print(file=self._err)
-                return
-            finally:
-                self._set_echo(False)
-            yield line
-
-    def _set_echo(self, is_on: bool) -> None:
-        """Restore the original modes, or switch off echo and the terminal's own line buffering.
-
-        Without line buffering, the terminal hands unfinished lines and editing keys to readline, too.
-        """
-        if self._modes is None:
-            return
-        import termios
-
-        modes = list(self._modes)
-        if not is_on:
-            modes[_LOCAL_MODES] &= ~(termios.ECHO | termios.ICANON)
-        termios.tcsetattr(self._descriptor, termios.TCSADRAIN, modes)
-
-
 _UNDECIDED = re.compile(r"(?:^|\n)[ \t]*(?:[-=*_#`~>|+]+|\d+[.)]?)[ \t]*$")
 """An unfinished last line that holds nothing but marks: the next characters decide what they mean."""
+_FALLBACK_SIZE = os.terminal_size((80, 24))
+_CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+"""Terminals execute these characters; the text of a model must not control the terminal."""
+_Kind = Literal["answer", "reasoning", "note", "error"]
+
+
+# --- The screen ------------------------------------------------------------------------------------
+
+
+class Screen:
+    """Writes to two streams in turn. On a terminal they share a cursor, so at most one has an open line."""
+
+    def __init__(self, out: TextIO, err: TextIO, environ: Mapping[str, str]) -> None:
+        self._out = out
+        self._err = err
+        self._has_style = not environ.get("NO_COLOR")
+        self._can_redraw = environ.get("TERM", "") not in ("", "dumb")
+        self._kind: _Kind | None = None
+        self._writer: Region | _PlainWriter | None = None
+
+    def answer(self, text: str) -> None:
+        """Append text to the answer."""
+        self._append("answer", text)
+
+    def reasoning(self, text: str) -> None:
+        """Append text to the model's reasoning."""
+        self._append("reasoning", text)
+
+    def note(self, text: str) -> None:
+        """Print a line of information."""
+        self._print_line("note", text)
+
+    def error(self, text: str) -> None:
+        """Print a line that reports an error."""
+        self._print_line("error", f"error: {text}")
+
+    def refresh(self) -> None:
+        """Show everything that was appended."""
+        if self._writer is not None:
+            self._writer.refresh()
+
+    def finish_line(self) -> None:
+        """End the open line, if there is one."""
+        if self._writer is not None:
+            writer, self._writer, self._kind = self._writer, None, None
+            writer.end()
+
+    def _print_line(self, kind: _Kind, text: str) -> None:
+        self.finish_line()
+        self._append(kind, " ".join(text.split()))
+        self.finish_line()
+
+    def _append(self, kind: _Kind, text: str) -> None:
+        if not text:
+            return
+        stream = self._out if kind == "answer" else self._err
+        if self._writer is None or self._kind != kind:
+            self.finish_line()
+            self._kind, self._writer = kind, self._open(kind, stream)
+        self._writer.append(text.translate(_CONTROLS) if stream.isatty() else text)
+
+    def _open(self, kind: _Kind, stream: TextIO) -> "Region | _PlainWriter":
+        if not (stream.isatty() and self._can_redraw):
+            return _PlainWriter(stream)
+        console = terminal_console(has_style=self._has_style)
+        if kind == "answer":
+            return Region(stream, MarkdownFormat(console))
+        return Region(stream, TextFormat(console, "" if kind == "error" else "dim"))
+
+
+class Region:
+    """Growing text at the bottom of a terminal. The cursor stays at the end of its last line."""
+
+    def __init__(self, stream: TextIO, format: "Format") -> None:
+        self._stream = stream
+        self._format = format
+        self._width, self._height = _terminal_size(stream)
+        self._text = ""
+        self._drawn: list[str] = []
+        """Lines on the terminal that may still change."""
+
+    def append(self, text: str) -> None:
+        """Add text. It becomes visible with the next ``refresh``."""
+        self._text += text
+
+    def refresh(self) -> None:
+        """Draw the text as far as its meaning is known."""
+        final = self._format.split(self._text)
+        done = self._lines(self._text[:final], is_final=True) if final else []
+        rest = self._lines(self._text[final:], is_final=False)
+        if not (done and rest):
+            self._draw(done or rest)
+            return
+        gap = [""] if self._format.gap else []
+        self._draw([*done, *gap, *rest])
+        self._drawn = rest
+        self._text = self._text[final:]
+
+    def end(self) -> None:
+        """Draw all of the text and move to a new line."""
+        self.refresh()
+        self._draw(self._lines(self._text, is_final=True))
+        self._stream.write("\n")
+        self._stream.flush()
+
+    def _lines(self, text: str, *, is_final: bool) -> list[str]:
+        return self._format.lines(text, self._width, is_final=is_final)
+
+    def _draw(self, lines: list[str]) -> None:
+        """Replace the lines that may still change."""
+        drawn, self._drawn = self._drawn or [""], lines
+        first = next(
+            (n for n, (old, new) in enumerate(zip(drawn, lines, strict=False)) if old != new),
+            min(len(drawn), len(lines)),
+        )
+        first = max(first, len(drawn) - self._height)  # a line that has left the screen cannot be changed
+        last = len(drawn) - 1
+        rest = "\n".join(lines[first:])
+        if first == len(lines):
+            first = max(first - 1, 0)  # no new line, maybe fewer: leave the cursor at the end of the last one
+            output = f"{_up(last - first)}\r\x1b[J{''.join(lines[first:])}" if last > first else ""
+        elif first > last:
+            output = f"\n{rest}"
+        elif first == last and rest.startswith(drawn[last]):
+            output = rest[len(drawn[last]) :]
+        else:
+            output = f"{_up(last - first)}\r\x1b[J{rest}"
+        self._stream.write(output)
+        self._stream.flush()
+
+
+def _up(count: int) -> str:
+    return f"\x1b[{count}A" if count > 0 else ""
+
+
+def _terminal_size(stream: TextIO) -> tuple[int, int]:
+    """Return columns and lines of the terminal behind a stream."""
+    try:
+        size = os.get_terminal_size(stream.fileno())
+    except (OSError, ValueError):
+        size = _FALLBACK_SIZE
+    return size.columns or _FALLBACK_SIZE.columns, size.lines or _FALLBACK_SIZE.lines
+
+
+class _PlainWriter:
+    """Writes text unchanged, as soon as it is appended."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._is_line_open = False
+
+    def append(self, text: str) -> None:
+        self._stream.write(text)
+        self._stream.flush()
+        self._is_line_open = not text.endswith("\n")
+
+    def refresh(self) -> None:
+        pass
+
+    def end(self) -> None:
+        if self._is_line_open:
+            self._stream.write("\n")
+            self._stream.flush()
+
+
+# --- Formats of text -------------------------------------------------------------------------------
 
 
 class Format(ABC):
@@ -179,163 +290,57 @@ def _stripped(line: list[Segment]) -> list[Segment]:
     return kept
 
 
-_FALLBACK_SIZE = os.terminal_size((80, 24))
-_CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
-"""Terminals execute these characters; the text of a model must not control the terminal."""
-_Kind = Literal["answer", "reasoning", "note", "error"]
+# --- The keyboard ----------------------------------------------------------------------------------
 
 
-class Region:
-    """Growing text at the bottom of a terminal. The cursor stays at the end of its last line."""
+class Keyboard:
+    """Iterates over typed lines until Ctrl-D or Ctrl-C. Leaving the context restores the terminal's modes."""
 
-    def __init__(self, stream: TextIO, format: Format) -> None:
-        self._stream = stream
-        self._format = format
-        self._width, self._height = _terminal_size(stream)
-        self._text = ""
-        self._drawn: list[str] = []
-        """Lines on the terminal that may still change."""
-
-    def append(self, text: str) -> None:
-        """Add text. It becomes visible with the next ``refresh``."""
-        self._text += text
-
-    def refresh(self) -> None:
-        """Draw the text as far as its meaning is known."""
-        final = self._format.split(self._text)
-        done = self._lines(self._text[:final], is_final=True) if final else []
-        rest = self._lines(self._text[final:], is_final=False)
-        if not (done and rest):
-            self._draw(done or rest)
-            return
-        gap = [""] if self._format.gap else []
-        self._draw([*done, *gap, *rest])
-        self._drawn = rest
-        self._text = self._text[final:]
-
-    def end(self) -> None:
-        """Draw all of the text and move to a new line."""
-        self.refresh()
-        self._draw(self._lines(self._text, is_final=True))
-        self._stream.write("\n")
-        self._stream.flush()
-
-    def _lines(self, text: str, *, is_final: bool) -> list[str]:
-        return self._format.lines(text, self._width, is_final=is_final)
-
-    def _draw(self, lines: list[str]) -> None:
-        """Replace the lines that may still change."""
-        drawn, self._drawn = self._drawn or [""], lines
-        first = next(
-            (n for n, (old, new) in enumerate(zip(drawn, lines, strict=False)) if old != new),
-            min(len(drawn), len(lines)),
-        )
-        first = max(first, len(drawn) - self._height)  # a line that has left the screen cannot be changed
-        last = len(drawn) - 1
-        rest = "\n".join(lines[first:])
-        if first == len(lines):
-            first = max(first - 1, 0)  # no new line, maybe fewer: leave the cursor at the end of the last one
-            output = f"{_up(last - first)}\r\x1b[J{''.join(lines[first:])}" if last > first else ""
-        elif first > last:
-            output = f"\n{rest}"
-        elif first == last and rest.startswith(drawn[last]):
-            output = rest[len(drawn[last]) :]
-        else:
-            output = f"{_up(last - first)}\r\x1b[J{rest}"
-        self._stream.write(output)
-        self._stream.flush()
-
-
-def _up(count: int) -> str:
-    return f"\x1b[{count}A" if count > 0 else ""
-
-
-def _terminal_size(stream: TextIO) -> tuple[int, int]:
-    """Return columns and lines of the terminal behind a stream."""
-    try:
-        size = os.get_terminal_size(stream.fileno())
-    except (OSError, ValueError):
-        size = _FALLBACK_SIZE
-    return size.columns or _FALLBACK_SIZE.columns, size.lines or _FALLBACK_SIZE.lines
-
-
-class _PlainWriter:
-    """Writes text unchanged, as soon as it is appended."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._is_line_open = False
-
-    def append(self, text: str) -> None:
-        self._stream.write(text)
-        self._stream.flush()
-        self._is_line_open = not text.endswith("\n")
-
-    def refresh(self) -> None:
-        pass
-
-    def end(self) -> None:
-        if self._is_line_open:
-            self._stream.write("\n")
-            self._stream.flush()
-
-
-class Screen:
-    """Writes to two streams in turn. On a terminal they share a cursor, so at most one has an open line."""
-
-    def __init__(self, out: TextIO, err: TextIO, environ: Mapping[str, str]) -> None:
+    def __init__(self, source: TextIO, out: TextIO, err: TextIO) -> None:
+        self._descriptor = source.fileno()
         self._out = out
         self._err = err
-        self._has_style = not environ.get("NO_COLOR")
-        self._can_redraw = environ.get("TERM", "") not in ("", "dumb")
-        self._kind: _Kind | None = None
-        self._writer: Region | _PlainWriter | None = None
+        self._modes: list[Any] | None = None
 
-    def answer(self, text: str) -> None:
-        """Append text to the answer."""
-        self._append("answer", text)
+    def __enter__(self) -> "Keyboard":
+        with contextlib.suppress(ImportError):  # not available on every platform
+            import readline  # noqa: F401, importing it gives ``input`` a history and line editing
+        with contextlib.suppress(ImportError):
+            import termios
 
-    def reasoning(self, text: str) -> None:
-        """Append text to the model's reasoning."""
-        self._append("reasoning", text)
+            self._modes = termios.tcgetattr(self._descriptor)
+        self._set_echo(False)
+        return self
 
-    def note(self, text: str) -> None:
-        """Print a line of information."""
-        self._print_line("note", text)
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._set_echo(True)
 
-    def error(self, text: str) -> None:
-        """Print a line that reports an error."""
-        self._print_line("error", f"error: {text}")
+    def __iter__(self) -> Iterator[str]:
+        while True:
+            if not self._out.isatty():
+                print(_PROMPT, end="", file=self._err, flush=True)
+            try:
+                self._set_echo(True)  # readline echoes only if the terminal did
+                line = input(_PROMPT if self._out.isatty() else "")
+            except (EOFError, KeyboardInterrupt):
+                print(file=self._err)
+                return
+            finally:
+                self._set_echo(False)
+            yield line
 
-    def refresh(self) -> None:
-        """Show everything that was appended."""
-        if self._writer is not None:
-            self._writer.refresh()
+    def _set_echo(self, is_on: bool) -> None:
+        """Restore the original modes, or switch off echo and the terminal's own line buffering.
 
-    def finish_line(self) -> None:
-        """End the open line, if there is one."""
-        if self._writer is not None:
-            writer, self._writer, self._kind = self._writer, None, None
-            writer.end()
-
-    def _print_line(self, kind: _Kind, text: str) -> None:
-        self.finish_line()
-        self._append(kind, " ".join(text.split()))
-        self.finish_line()
-
-    def _append(self, kind: _Kind, text: str) -> None:
-        if not text:
+        Without line buffering, the terminal hands unfinished lines and editing keys to readline, too.
+        """
+        if self._modes is None:
             return
-        stream = self._out if kind == "answer" else self._err
-        if self._writer is None or self._kind != kind:
-            self.finish_line()
-            self._kind, self._writer = kind, self._open(kind, stream)
-        self._writer.append(text.translate(_CONTROLS) if stream.isatty() else text)
+        import termios
 
-    def _open(self, kind: _Kind, stream: TextIO) -> "Region | _PlainWriter":
-        if not (stream.isatty() and self._can_redraw):
-            return _PlainWriter(stream)
-        console = terminal_console(has_style=self._has_style)
-        if kind == "answer":
-            return Region(stream, MarkdownFormat(console))
-        return Region(stream, TextFormat(console, "" if kind == "error" else "dim"))
+        modes = list(self._modes)
+        if not is_on:
+            modes[_LOCAL_MODES] &= ~(termios.ECHO | termios.ICANON)
+        termios.tcsetattr(self._descriptor, termios.TCSADRAIN, modes)

@@ -1,7 +1,4 @@
-"""The report on a model as ``slipring inspect`` prints it for people.
-
-``slipring inspect``: its flags and the command.
-"""
+"""``slipring inspect``: its flags, its exit code, and the report on a model as it is printed for people."""
 
 import argparse
 import asyncio
@@ -33,6 +30,8 @@ from slipring.commands.inspection.model_facts import (
 from slipring.engines.hub.model_hub import ModelHub
 from slipring.engines.hub.model_names import inspected_name
 
+UNUSABLE = 1
+"""The exit code if the model would not work."""
 _INDENT = 2
 _LABEL_CHARS = 14
 _SOURCES = {
@@ -41,6 +40,39 @@ _SOURCES = {
     "template": "the template ends answers with it",
 }
 Row = tuple[str, str | Text]
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "engine",
+        metavar="ENGINE",
+        type=text,
+        help="a GGUF file, a directory of tokenizer files, a model of a hub (ORG/REPO), or an engine as"
+        " 'slipring serve' takes it",
+    )
+    parser.add_argument("--tokens", action="store_true", help="show every token of the sample conversation")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def inspect(arguments: argparse.Namespace) -> int:
+    """Inspect a model and print the report. Returns the exit code. Raises ``StartupError``."""
+    try:
+        from slipring.commands.inspection.verdict import report_of
+
+        engine = inspected_name(arguments.engine, ModelHub())
+        with ProgressLine("reading the model"):
+            report = asyncio.run(report_of(engine))
+    except ModuleNotFoundError as error:
+        raise StartupError(
+            f"{error.name} is not installed (pip install '.[tokens]' in a checkout of slipring)"
+        ) from None
+    except StartupError as error:
+        raise StartupError(str(error).removeprefix("--engine ")) from None
+    if arguments.json:
+        print_encoded(msgspec.json.format(msgspec.json.encode(report)))
+    else:
+        show(report, with_tokens=arguments.tokens)
+    return 0 if report.works else UNUSABLE
 
 
 def show(report: Report, *, with_tokens: bool = False) -> None:
@@ -246,39 +278,3 @@ def _quoted(value: object) -> str:
 def _visible(text: str) -> str:
     """A text without characters that control a terminal: those of a model's files may be anybody's."""
     return "".join(char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in text)
-
-
-UNUSABLE = 1
-
-
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "engine",
-        metavar="ENGINE",
-        type=text,
-        help="a GGUF file, a directory of tokenizer files, a model of a hub (ORG/REPO), or an engine as"
-        " 'slipring serve' takes it",
-    )
-    parser.add_argument("--tokens", action="store_true", help="show every token of the sample conversation")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
-
-
-def inspect(arguments: argparse.Namespace) -> int:
-    """Inspect a model and print the report. Returns the exit code. Raises ``StartupError``."""
-    try:
-        from slipring.commands.inspection.verdict import report_of
-
-        engine = inspected_name(arguments.engine, ModelHub())
-        with ProgressLine("reading the model"):
-            report = asyncio.run(report_of(engine))
-    except ModuleNotFoundError as error:
-        raise StartupError(
-            f"{error.name} is not installed (pip install '.[tokens]' in a checkout of slipring)"
-        ) from None
-    except StartupError as error:
-        raise StartupError(str(error).removeprefix("--engine ")) from None
-    if arguments.json:
-        print_encoded(msgspec.json.format(msgspec.json.encode(report)))
-    else:
-        show(report, with_tokens=arguments.tokens)
-    return 0 if report.works else UNUSABLE

@@ -1,10 +1,7 @@
 """The screen of ``slipring top``: a view as lines for a terminal of any size, until ``q`` is pressed.
 
-The columns of a table on the screen. Those that do not fit are left out.
-
-What a connection or a turn is doing, in words.
-
-The tables of the screen: workers, engines, slots, connections, ended turns, parked sessions.
+Below a header come the tables: workers, engines, slots, connections and running requests, ended turns, parked
+sessions. Rows and columns for which there is no room are left out.
 """
 
 import asyncio
@@ -35,7 +32,34 @@ from slipring.commands.top.state import (
 from slipring.observation.live_messages import Engine, Greeting, Memory, Message, Slot, Turn
 from slipring.protocol.turn_report import TurnReport
 
+_INTERVAL_S = 0.25
+_MOST_BYTES = 1024
+"""Of keys that are read at once."""
+_MOST_HEADER_LINES = 5
+_SEPARATOR = " · "
 _GAP = 2
+"""Between two columns."""
+_STAGE_AFTER = {
+    "render": "engine queue",
+    "engine_queue": "prefill",
+    "prefill": "generate",
+    "held": "generate",
+}
+"""The stage that a running turn is in, by the latest one that has ended."""
+_PHASES = {
+    "waiting": "queued",
+    "listing": "lists tools",
+    "calling": "hosted tools",
+    "paused": "waits for tool",
+}
+"""Words for the phases that are not named for what the server does."""
+_PHASE_STYLES = {"queued": "yellow", "engine queue": "yellow", "waits for tool": "cyan"}
+_STATUS_STYLES = {"failed": "red", "refused": "red", "incomplete": "yellow", "cancelled": "yellow"}
+_NOTHING = Text()
+_API_NAMES = {"responses": "", "chat_completions": "chat", "messages": "messages"}
+
+
+# --- The columns of a table ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,21 +136,7 @@ def shortened(text: Text, cells: int) -> Text:
     return copy
 
 
-_STAGE_AFTER = {
-    "render": "engine queue",
-    "engine_queue": "prefill",
-    "prefill": "generate",
-    "held": "generate",
-}
-"""The stage that a running turn is in, by the latest one that has ended."""
-_PHASES = {
-    "waiting": "queued",
-    "listing": "lists tools",
-    "calling": "hosted tools",
-    "paused": "waits for tool",
-}
-"""Words for the phases that are not named for what the server does."""
-_PHASE_STYLES = {"queued": "yellow", "engine queue": "yellow", "waits for tool": "cyan"}
+# --- What a connection or a turn is doing ----------------------------------------------------------
 
 
 def connection_phase(view: ConnectionView, now: float) -> tuple[Text, Text]:
@@ -150,8 +160,7 @@ def turn_phase(turn: Turn, now: float) -> tuple[Text, Text]:
     return Text(visible(word), style=style), Text(duration(now - phase_started_at(turn)), style=style)
 
 
-_STATUS_STYLES = {"failed": "red", "refused": "red", "incomplete": "yellow", "cancelled": "yellow"}
-_NOTHING = Text()
+# --- The tables ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,8 +343,6 @@ def _tokens(turn: Turn | None, rank: int) -> Row:
 
 # --- Ended turns ------------------------------------------------------------------------------------
 
-_API_NAMES = {"responses": "", "chat_completions": "chat", "messages": "messages"}
-
 
 def _turn_row(view: TurnView, now: float, name: _Name) -> Row:
     turn, report = view.turn, view.turn.report
@@ -394,8 +401,7 @@ def _parked_row(view: ParkedView, name: _Name) -> Row:
     )
 
 
-_MOST_HEADER_LINES = 5
-_SEPARATOR = " · "
+# --- The layout ------------------------------------------------------------------------------------
 
 
 class Screen:
@@ -459,7 +465,7 @@ def _rooms(shown: list[Section], height: int | None) -> list[int]:
     return rooms
 
 
-# --- The header -------------------------------------------------------------------------------------
+# --- The header ------------------------------------------------------------------------------------
 
 
 def _header(view: View, address: str) -> list[Text]:
@@ -553,7 +559,7 @@ def _flowed(parts: list[Text], width: int, most: int) -> list[Text]:
     return found
 
 
-_INTERVAL_S = 0.25
+# --- Drawing it, and its key -----------------------------------------------------------------------
 
 
 class Drawing:
@@ -605,9 +611,6 @@ class Drawing:
             self._screen.view = self._state.view()
         self._state, self._drawn = None, now
         self._live.refresh()
-
-
-_MOST_BYTES = 1024
 
 
 @contextlib.contextmanager

@@ -125,6 +125,16 @@ _ACTIONS: tuple[Action, ...] = get_args(Action)
 """The least strict first."""
 
 
+def default_mode(action: Action) -> Mode:
+    """When a check inspects output if its entry does not say it."""
+    return "hold" if action == "block" else "follow"
+
+
+def default_on_error(action: Action) -> OnError:
+    """What a check leads to that gave no answer, if its entry does not say it."""
+    return "open" if action == "flag" else "closed"
+
+
 class Check(Struct, frozen=True):
     """A check and how its verdicts are used."""
 

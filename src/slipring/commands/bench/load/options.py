@@ -104,7 +104,7 @@ def from_namespace(namespace: argparse.Namespace, environ: Mapping[str, str]) ->
     if misplaced := loop_flags(namespace):
         raise UsageError(f"{misplaced[0]} cannot be used with load (see slipring bench load --help)")
     target = target_from_namespace(namespace, environ, tokens_per_s=_TOKENS_PER_S, timeout_s=_TIMEOUT_S)
-    chosen = argument_parser.given(namespace, LoadOptions)
+    chosen = argument_parser.given_values(namespace, LoadOptions)
     if target.api != "responses":
         require_mode(chosen.setdefault("mode", "http-full"), target.api)
     options = LoadOptions(target=target, **chosen)

@@ -115,7 +115,7 @@ def target_from_namespace(
 ) -> Target:
     """Build the target from parsed flags (see ``add_target_flags``) and ``environ``. Raises
     ``UsageError``."""
-    given = argument_parser.given(namespace, Target)
+    given = argument_parser.given_values(namespace, Target)
     of_started = {"--engine": namespace.engine, "--serve-flags": namespace.serve_flags}
     url: str | None = namespace.url
     url_variable = None
