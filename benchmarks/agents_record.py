@@ -14,7 +14,7 @@ from comparison import NAMES, OWN, UNSCHEDULED, WAYS, WITH_SESSIONS, Measured, P
 from msgspec import Struct
 
 from slipring.commands.bench.report import charts
-from slipring.commands.bench.report.figure import STYLE, Plot, Series, Style, Value, drawn
+from slipring.commands.bench.report.figure import AT_ONCE_STYLE, Plot, Series, Style, Value, drawn_at_once
 from slipring.commands.bench.results import Machine
 
 RESULTS = Path(__file__).parent / "results" / "agents"
@@ -214,7 +214,7 @@ def figure(records: Sequence[Record]) -> str:
         ]
         plots.append(Plot(_heading(record), "loops at once", amounts, series))
     first = records[0]
-    return drawn(
+    return drawn_at_once(
         plots,
         title="Agents at once over one vLLM: time until all have finished their loops",
         about=" ".join(f"{_heading(record)}: {sentence(record)}" for record in records),
@@ -315,7 +315,7 @@ def pressure_figure(records: Sequence[Record]) -> str:
         "conditions": f"{first.when[:10]} · {first.gpu or first.machine.cpu} · vLLM {first.versions['vllm']}"
         " · tools of 0.3 to 3 s · random weights · loops that begin together",
     }
-    return charts.still(_ENDED, {"css": charts.css() + STYLE, "plots": plots, **texts}) + "\n"
+    return charts.still(_ENDED, {"css": charts.css() + AT_ONCE_STYLE, "plots": plots, **texts}) + "\n"
 
 
 def _ended(run: Run) -> list[dict[str, float]]:

@@ -53,7 +53,7 @@ def main() -> None:
             text = put(text, name, table)
         page.write_text(text)
     FIGURE.parent.mkdir(exist_ok=True)
-    figure.write(results.read(RESULTS / "loops.json"), FIGURE)
+    figure.write_bench(results.read(RESULTS / "loops.json"), FIGURE)
     PEERS_FIGURE.write_text(peers_figure())
     AGENTS_FIGURE.write_text(agents_figure())
     PRESSURE_FIGURE.write_text(pressure_figure())

@@ -108,7 +108,7 @@ async def test_the_page_prints(browser: Tab, tmp_path: Path) -> None:
 async def test_the_figure_is_drawn_without_collisions(browser: Tab, tmp_path: Path, scheme: str) -> None:
     for name, made in RECORDS.items():
         path = tmp_path / f"{name}.svg"
-        figure.write(made(), path)
+        figure.write_bench(made(), path)
         await browser.open(path.as_uri(), width=900, scheme=scheme)
         lines = await browser.ask("document.querySelectorAll('path.line').length")
         assert bool(lines) == (name != "all_wrong"), name

@@ -14,7 +14,7 @@ from tests.commands.bench.report.pages import NAMES, SVG
 @pytest.mark.parametrize("name", NAMES)
 def test_the_figure_is_self_contained(name: str, tmp_path: Path) -> None:
     made = RECORDS[name]()
-    figure.write(made, tmp_path / "figure.svg")
+    figure.write_bench(made, tmp_path / "figure.svg")
     written = (tmp_path / "figure.svg").read_text(encoding="utf-8")
     parsed = ET.fromstring(written)
     assert parsed.tag == f"{SVG}svg"

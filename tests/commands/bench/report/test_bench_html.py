@@ -121,7 +121,7 @@ def test_the_page_states_the_conditions() -> None:
     unlimited = record([CODING], MODES[:1], repeats=1)
     unlimited.endpoint.tokens_per_s = 0
     assert "tokens come without delay" in text(page(unlimited))
-    assert "simulated, at unlimited speed" in figure.render(unlimited)
+    assert "simulated, at unlimited speed" in figure.render_bench(unlimited)
     real = text(page(RECORDS["bare"]()))
     assert "https://models.example/v1" in real
     assert "imulated" not in real
@@ -138,10 +138,10 @@ def test_skipped_modes_are_named() -> None:
 def test_an_empty_record() -> None:
     empty = record([], [])
     assert "Nothing was measured." in text(page(empty))
-    assert "Nothing was measured" in figure.render(empty)
+    assert "Nothing was measured" in figure.render_bench(empty)
     unrun = record([CODING], MODES, repeats=0)
     assert "No mode was run in this workload." in text(page(unrun))
-    assert "No mode was run" in figure.render(unrun)
+    assert "No mode was run" in figure.render_bench(unrun)
 
 
 def test_a_stored_record_gives_the_same_page(tmp_path: Path) -> None:
@@ -197,15 +197,15 @@ def test_reports_state_what_was_simulated(
     assert ("Simulated. " in shown) is (notice is not None)
     assert notice is None or notice in shown
     assert ("Nothing was tokenized" in shown) is (notice is not None and "vocabulary" not in (engine or ""))
-    assert ("no model" in figure.render(made)) is (notice is not None)
+    assert ("no model" in figure.render_bench(made)) is (notice is not None)
 
 
 def test_reports_show_the_finished_repeats() -> None:
     made = compared([100] * 3, [50] * 2)
     made.settings.repeats = 200
     assert "2 to 3 repeats of 200 requested" in text(page(made))
-    assert "over 2 to 3 repeats" in figure.render(made)
-    assert "200 repeats" not in figure.render(made)
+    assert "over 2 to 3 repeats" in figure.render_bench(made)
+    assert "200 repeats" not in figure.render_bench(made)
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def test_failed_repeats_are_left_out_of_comparisons() -> None:
     assert "FAILED" in printed(made)
     assert "WRONG" not in printed(made)
     assert "Failed, so no times" in text(page(made))
-    assert "Failed, so not shown: WebSocket" in figure.render(made)
+    assert "Failed, so not shown: WebSocket" in figure.render_bench(made)
     for loop in made.loops:
         loop.error = "connection closed"
     assert verdict(made, summarise(made), SHORT).sentence.startswith("No mode finished.")
@@ -156,7 +156,7 @@ def test_a_busy_machine_is_reported(others_cores: float | None, is_busy: bool) -
     warning = "Busy machine. Other processes used"
     for report in (text(page(made)), printed(made, 200)):
         assert (warning in report) is is_busy
-    assert ("busy machine" in figure.render(made)) is is_busy
+    assert ("busy machine" in figure.render_bench(made)) is is_busy
     if others_cores is None:
         assert "Other processesnot measured" in text(page(made))
     else:

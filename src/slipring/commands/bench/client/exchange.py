@@ -1,8 +1,7 @@
-"""One turn on the wire: its events with arrival times, its byte counts, and errors that end it.
+"""One turn on the wire: its events with arrival times, its byte counts, the errors that end it, and the types
+that the fields must have that the bench reads.
 
-The same for every transport. Whether the answer is correct is checked in ``verify``.
-
-Checks the types of those fields of an answer that the bench reads.
+The same for every transport. Whether the answer is correct is checked in ``verification``.
 """
 
 import re
@@ -187,6 +186,9 @@ def _detail(detail: object) -> str | None:
         ]
         return "; ".join(texts) or None
     return detail if isinstance(detail, str) else None
+
+
+# --- Types of the fields that are read -------------------------------------------------------------
 
 
 def _shape(**types: Any) -> Any:

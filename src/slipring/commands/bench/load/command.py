@@ -1,8 +1,5 @@
-"""Runs ``slipring bench load``: measures, shows and writes the results, and returns the exit code.
-
-The line on a terminal that shows how far a load is.
-
-Runs a load: adds connections level by level and measures each, until the service level is violated.
+"""``slipring bench load``: adds connections level by level and measures each, until the service level is
+violated; shows and writes the results, and returns the exit code.
 
 Then, if that is wanted, a tenant floods the server beside its users, and a bare socket gets the load of the
 last level that held. The duration follows from the options alone; a slow server does not prolong it.
@@ -47,6 +44,36 @@ from slipring.commands.bench.subject.processes import Meter, OtherProcesses
 from slipring.commands.bench.subject.simulated_engine import engine_for
 from slipring.commands.bench.workloads.catalogue import short
 
+_FLOOD_SETTLES_S = 1.0
+"""Time for the flood to open its connections before it is measured."""
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the load and return the exit code: 1 if not even the first level held the service level.
+
+    Raises ``UsageError`` and ``CommandFailed``.
+    """
+    options = from_namespace(arguments, os.environ)
+    check_outputs(options.json, svg=options.svg)
+    print_unasked_url(options.target)
+    raise_file_limit(options.connections + options.idle + options.flood)
+    with LoadProgress(len(options.levels)) as progress:
+        running = Load(options, progress)
+        was_interrupted = run_until_interrupted(running.run())
+    try:
+        if options.json is not None:
+            results.write(running.record, options.json)
+        if options.svg is not None:
+            from slipring.commands.bench.report import figure
+
+            figure.write_load(running.record, options.svg)
+    finally:  # after the file: standard output may be a pipe whose reader has ended
+        show(running.record)
+    if was_interrupted:
+        print_interrupted()
+        return INTERRUPTED
+    return 0 if any(level.broken is None for level in running.record.levels) else FAILED
+
 
 class LoadProgress(ProgressLine):
     """Shows the current level on a terminal, and reports the level that broke."""
@@ -71,10 +98,6 @@ class LoadProgress(ProgressLine):
 
     def phase_started(self, what: str, seconds: float) -> None:
         self.show(f"{what} for {seconds:g} s", restarts=True)
-
-
-_FLOOD_SETTLES_S = 1.0
-"""Time for the flood to open its connections before it is measured."""
 
 
 class Load:
@@ -252,30 +275,3 @@ class Load:
             errors=tally.errors,
         )
         return level, tally
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Run the load and return the exit code: 1 if not even the first level held the service level.
-
-    Raises ``UsageError`` and ``CommandFailed``.
-    """
-    options = from_namespace(arguments, os.environ)
-    check_outputs(options.json, svg=options.svg)
-    print_unasked_url(options.target)
-    raise_file_limit(options.connections + options.idle + options.flood)
-    with LoadProgress(len(options.levels)) as progress:
-        running = Load(options, progress)
-        was_interrupted = run_until_interrupted(running.run())
-    try:
-        if options.json is not None:
-            results.write(running.record, options.json)
-        if options.svg is not None:
-            from slipring.commands.bench.report import figure
-
-            figure.write_load(running.record, options.svg)
-    finally:  # after the file: standard output may be a pipe whose reader has ended
-        show(running.record)
-    if was_interrupted:
-        print_interrupted()
-        return INTERRUPTED
-    return 0 if any(level.broken is None for level in running.record.levels) else FAILED

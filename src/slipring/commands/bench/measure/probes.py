@@ -9,7 +9,6 @@ import msgspec
 from msgspec import Struct
 
 from slipring.commands.argument_parser import CommandFailed
-from slipring.commands.bench import verification
 from slipring.commands.bench.client.contexts import KEEP_REASONING, Chain, Context
 from slipring.commands.bench.client.exchange import (
     PAUSE,
@@ -23,6 +22,7 @@ from slipring.commands.bench.client.exchange import (
 )
 from slipring.commands.bench.client.transports import Access, Transport, connection_error, refused
 from slipring.commands.bench.measure.modes import Mode
+from slipring.commands.bench.verification import find_digest
 from slipring.commands.bench.workloads.plan import message
 from slipring.commands.bench.workloads.tools import CODING_TOOLS
 
@@ -109,7 +109,7 @@ async def probe(access: Access, head: Fields, modes: list[Mode]) -> Capabilities
             found.statuses.add(None)
         else:
             found.modes.append(mode)
-            found.has_digests |= verification.find_digest(exchange.answer) is not None
+            found.has_digests |= find_digest(exchange.answer) is not None
     return found
 
 

@@ -1,10 +1,8 @@
-"""The charts of a workload, as data: which figures of a record they show, and the words that belong to them.
+"""The charts of a workload: which figures of a record they show, the words that belong to them, and the
+colours, dashes, markers and scripts with which they are drawn.
 
-The script of the page draws them, with the modules of the live page and of the still figure. Modes with
-faulty answers are left out.
-
-What reports draw with: scripts, some of them shared with the live page, and the colours, dashes and
-markers of modes.
+The charts are data. The script of the page draws them, with the modules of the live page and of the still
+figure. Modes with faulty answers are left out.
 """
 
 import re
@@ -21,60 +19,12 @@ from slipring.commands.bench.results import BenchRecord, LoopResult, ModeDescrip
 from slipring.commands.bench.statistics import Spread, Summary, by_turn, cumulative, finished
 from slipring.observation.drawing_files import DRAWINGS
 
-REPORT = Path(__file__).with_name("report.js")
-_IMPORT = re.compile(r'^import \{([^}]+)\} from "\./([a-z_]+)\.js";\n', re.M)
-_EXPORT = re.compile(r"^export ((?:async )?(?:function|const|class) (\w+))", re.M)
-
-
-def script(entry: Path) -> str:
-    """A module and all that it imports as one without imports. Modules are looked up beside the entry, here,
-    and among those that the live page draws with."""
-    joined: dict[str, str] = {}
-    body = _without_imports(entry, (entry.parent, Path(__file__).parent, DRAWINGS), joined)
-    return "\n".join([*joined.values(), f"{{\n{body}}}"])
-
-
-def still(entry: Path, data: dict[str, Any]) -> str:
-    """What the function ``draw`` that a module defines makes of the data, without a browser. Raises
-    ``ImportError`` without the extra ``svg``."""
-    import quickjs
-
-    engine = quickjs.Context()
-    engine.eval(script(entry))
-    engine.set("data", msgspec.json.encode(data).decode())
-    # As JSON, because the engine cannot hand out strings that it has kept in pieces.
-    drawn: str = engine.eval("JSON.stringify(draw(JSON.parse(data)))")
-    return msgspec.json.decode(drawn, type=str)
-
-
-def colours() -> str:
-    """The stylesheet with the colours of pages and drawings."""
-    return _stylesheet("colours.css")
-
-
-def stage_colours() -> str:
-    """The stylesheet with the colours of stages."""
-    return _stylesheet("stages.css")
-
-
-def _stylesheet(name: str) -> str:
-    """A stylesheet without its comments."""
-    return re.sub(r"/\*.*?\*/\s*", "", (DRAWINGS / name).read_text(encoding="utf-8"), flags=re.S)
-
-
-def _without_imports(path: Path, folders: tuple[Path, ...], joined: dict[str, str]) -> str:
-    """The code of a module, with what it imports taken from those that are joined before it."""
-    text = path.read_text(encoding="utf-8")
-    for _, name in _IMPORT.findall(text):
-        if name not in joined:
-            found = next(folder for folder in folders if (folder / f"{name}.js").is_file())
-            body = _without_imports(found / f"{name}.js", folders, joined)
-            exported = ", ".join(name for _, name in _EXPORT.findall(body))
-            body = _EXPORT.sub(r"\1", body)
-            joined[name] = f"const of_{name} = (() => {{\n{body}return {{ {exported} }};\n}})();"
-    return _IMPORT.sub(r"const {\1} = of_\2;\n", text)
-
-
+OUTSIDE = "outside the server"
+REST = "other stages"
+_SMALL = 0.01
+"""Stages below this share of the longest bar are drawn as one."""
+_LOG_FROM = 15.0
+"""If the values differ by more than this factor, the scale may be logarithmic."""
 HTTP = "http"
 """Prefix of the names of HTTP modes."""
 LIGHT = ("#a62b00", "#c07c00", "#d6279b", "#0a3f8f", "#0a9a7a", "#7b3ff2")
@@ -87,6 +37,12 @@ _FAMILY = 3
 _DASHES = ("7 3", "2 3", "1 4", None, "10 3 2 3", "5 2 1 2 1 2")
 """By colour: the first mode that is not HTTP has a solid line."""
 _MARKS = ("circle", "square", "triangle", "diamond", "cross", "bar")
+REPORT = Path(__file__).with_name("report.js")
+_IMPORT = re.compile(r'^import \{([^}]+)\} from "\./([a-z_]+)\.js";\n', re.M)
+_EXPORT = re.compile(r"^export ((?:async )?(?:function|const|class) (\w+))", re.M)
+
+
+# --- Colours, dashes and markers -------------------------------------------------------------------
 
 
 class Style(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -123,12 +79,8 @@ def _variables(modes: tuple[str, ...]) -> str:
     return "".join(f"--m{index}:{colour};" for index, colour in enumerate(modes))
 
 
-OUTSIDE = "outside the server"
-REST = "other stages"
-_SMALL = 0.01
-"""Stages below this share of the longest bar are drawn as one."""
-_LOG_FROM = 15.0
-"""If the values differ by more than this factor, the scale may be logarithmic."""
+# --- Charts ----------------------------------------------------------------------------------------
+
 
 Figures = Sequence[list[tuple[int, Spread]]]
 """For each mode, a spread for each turn number."""
@@ -392,3 +344,55 @@ def figure(chart: Chart) -> Markup:
     note = tag("p", chart.note, class_="note") if chart.note else Markup()
     data = tag("script", embedded(chart.data), type="application/json")
     return tag("figure", caption, tag("div", class_="drawn"), note, data, class_=chart.kind)
+
+
+# --- Scripts and stylesheets -----------------------------------------------------------------------
+
+
+def script(entry: Path) -> str:
+    """A module and all that it imports as one without imports. Modules are looked up beside the entry, here,
+    and among those that the live page draws with."""
+    joined: dict[str, str] = {}
+    body = _without_imports(entry, (entry.parent, Path(__file__).parent, DRAWINGS), joined)
+    return "\n".join([*joined.values(), f"{{\n{body}}}"])
+
+
+def still(entry: Path, data: dict[str, Any]) -> str:
+    """What the function ``draw`` that a module defines makes of the data, without a browser. Raises
+    ``ImportError`` without the extra ``svg``."""
+    import quickjs
+
+    engine = quickjs.Context()
+    engine.eval(script(entry))
+    engine.set("data", msgspec.json.encode(data).decode())
+    # As JSON, because the engine cannot hand out strings that it has kept in pieces.
+    drawn: str = engine.eval("JSON.stringify(draw(JSON.parse(data)))")
+    return msgspec.json.decode(drawn, type=str)
+
+
+def colours() -> str:
+    """The stylesheet with the colours of pages and drawings."""
+    return _stylesheet("colours.css")
+
+
+def stage_colours() -> str:
+    """The stylesheet with the colours of stages."""
+    return _stylesheet("stages.css")
+
+
+def _stylesheet(name: str) -> str:
+    """A stylesheet without its comments."""
+    return re.sub(r"/\*.*?\*/\s*", "", (DRAWINGS / name).read_text(encoding="utf-8"), flags=re.S)
+
+
+def _without_imports(path: Path, folders: tuple[Path, ...], joined: dict[str, str]) -> str:
+    """The code of a module, with what it imports taken from those that are joined before it."""
+    text = path.read_text(encoding="utf-8")
+    for _, name in _IMPORT.findall(text):
+        if name not in joined:
+            found = next(folder for folder in folders if (folder / f"{name}.js").is_file())
+            body = _without_imports(found / f"{name}.js", folders, joined)
+            exported = ", ".join(name for _, name in _EXPORT.findall(body))
+            body = _EXPORT.sub(r"\1", body)
+            joined[name] = f"const of_{name} = (() => {{\n{body}return {{ {exported} }};\n}})();"
+    return _IMPORT.sub(r"const {\1} = of_\2;\n", text)

@@ -1,10 +1,8 @@
-"""Figures as SVG files, for a README: a record's main workload (cumulative time by turn, one line for each
-mode), and much at once (how many run at a time against how long that takes).
+"""Figures as SVG files, for a README: a bench's main workload (cumulative time by turn, one line for each
+mode), and much at once, as the levels of a load (how many run at a time against how long that takes).
 
 ``figure.js`` and ``at_once.js`` draw them, with the plot of the HTML page, in a JavaScript engine instead of
 a browser. This needs the extra ``svg``.
-
-The levels of a load as one SVG file: loops at once against the time of their turns and first tokens.
 """
 
 from pathlib import Path
@@ -29,29 +27,38 @@ from slipring.commands.bench.statistics import Summary, cumulative, summarise
 
 MAIN = "coding"
 """The workload that is shown if the record has it; otherwise the first one."""
-_SCRIPT = Path(__file__).with_name("figure.js")
-_STYLE = """
+_BY_TURN = Path(__file__).with_name("figure.js")
+_BY_TURN_STYLE = """
 text{font:13px system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif;fill:var(--soft)}
 .title{font-size:17px;font-weight:700;fill:var(--ink)}.figure{font-size:16px;font-weight:700;fill:var(--ink)}
 .name{fill:var(--ink)}.small{font-size:12px}.paper{fill:var(--paper);stroke:var(--rule)}
 .lead{stroke:var(--rule);fill:none}
 """
+_AT_ONCE = Path(__file__).with_name("at_once.js")
+AT_ONCE_STYLE = """
+text{font:13px system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif;fill:var(--soft)}
+.title{font-size:17px;font-weight:700;fill:var(--ink)}.head{font-weight:700;fill:var(--ink)}
+.name{fill:var(--ink)}.small{font-size:12px}.paper{fill:var(--paper);stroke:var(--rule)}
+"""
 
 
-def write(record: BenchRecord, path: Path) -> None:
-    path.write_text(f"{render(record)}\n", encoding="utf-8")
+# --- A bench, turn by turn -------------------------------------------------------------------------
 
 
-def render(record: BenchRecord) -> str:
+def write_bench(record: BenchRecord, path: Path) -> None:
+    path.write_text(f"{render_bench(record)}\n", encoding="utf-8")
+
+
+def render_bench(record: BenchRecord) -> str:
     summaries = summarise(record)
     workload = next(
         (each for each in record.workloads if each.name == MAIN), next(iter(record.workloads), None)
     )
     if workload is None:
-        return _drawn(title="Nothing was measured", about="", subtitle="", conditions="", series=[])
+        return _drawn_by_turn(title="Nothing was measured", about="", subtitle="", conditions="", series=[])
     result = verdict(record, summaries, workload)
     modes = drawn_modes(record, summaries, workload)
-    return _drawn(
+    return _drawn_by_turn(
         title=result.title,
         about=result.sentence,
         subtitle=_subtitle(record, summaries, workload) if modes else result.sentence,
@@ -60,8 +67,8 @@ def render(record: BenchRecord) -> str:
     )
 
 
-def _drawn(**data: object) -> str:
-    return charts.still(_SCRIPT, {"css": charts.css() + _STYLE, **data})
+def _drawn_by_turn(**data: object) -> str:
+    return charts.still(_BY_TURN, {"css": charts.css() + _BY_TURN_STYLE, **data})
 
 
 def _subtitle(record: BenchRecord, summaries: list[Summary], workload: Workload) -> str:
@@ -90,12 +97,7 @@ def _conditions(record: BenchRecord) -> str:
     return " · ".join(parts)
 
 
-STYLE = """
-text{font:13px system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif;fill:var(--soft)}
-.title{font-size:17px;font-weight:700;fill:var(--ink)}.head{font-weight:700;fill:var(--ink)}
-.name{fill:var(--ink)}.small{font-size:12px}.paper{fill:var(--paper);stroke:var(--rule)}
-"""
-_AT_ONCE = Path(__file__).with_name("at_once.js")
+# --- Much at once ----------------------------------------------------------------------------------
 
 
 class Style(Struct, frozen=True):
@@ -132,10 +134,13 @@ class Plot(Struct, frozen=True):
     series: list[Series]
 
 
-def drawn(plots: list[Plot], *, title: str, about: str, subtitle: str, conditions: str) -> str:
+def drawn_at_once(plots: list[Plot], *, title: str, about: str, subtitle: str, conditions: str) -> str:
     """All plots have lines with the same names."""
     texts = {"title": title, "about": about, "subtitle": subtitle, "conditions": conditions}
-    return charts.still(_AT_ONCE, {"css": charts.css() + STYLE, "plots": plots, **texts}) + "\n"
+    return charts.still(_AT_ONCE, {"css": charts.css() + AT_ONCE_STYLE, "plots": plots, **texts}) + "\n"
+
+
+# --- The levels of a load --------------------------------------------------------------------------
 
 
 _TURN, _FIRST = Style("m3", None, "diamond"), Style("m0", "7 3", "circle")
@@ -151,7 +156,7 @@ def render_load(record: LoadRecord) -> str:
     served = f"no model: decoding {decoding(endpoint)}" if is_without_model(endpoint) else endpoint.model
     plots = [_plot(levels, served, record)] if levels else []
     words = " ".join(map(_sentence, levels))
-    return drawn(
+    return drawn_at_once(
         plots,
         title=f"{served}: turns of {levels[-1].connections} loops at once" if levels else "No turn has ended",
         about=words,

@@ -1,9 +1,8 @@
-"""Opens the endpoint that is measured: the one at ``--url``, or a ``slipring serve`` that the bench starts
-and stops.
+"""The endpoint that is measured: the one at ``--url``, or a ``slipring serve`` that the bench starts and
+stops.
 
-The endpoint that a bench measures, from command-line flags and environment variables.
-
-API keys are read from the environment only: other users can see flags in the process list.
+Flags and environment variables say which. API keys are read from the environment only: other users can see
+flags in the process list.
 """
 
 import argparse
@@ -33,6 +32,12 @@ from slipring.commands.client_environment import (
 )
 
 _KEY_VARIABLES = (KEY_VARIABLE, "SLIPRING_API_KEY")
+_STOP_TIMEOUT_S = 15.0
+_HTTP_PORT = 80
+_NO_KEYS: Mapping[str, str] = {}
+
+
+# --- Flags for it ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,9 +177,7 @@ def _check_url(source: str, url: str) -> None:
         raise UsageError(f"{source}: query and fragment are not supported: give a URL like http://host/v1")
 
 
-_STOP_TIMEOUT_S = 15.0
-_HTTP_PORT = 80
-_NO_KEYS: Mapping[str, str] = {}
+# --- Opening it ------------------------------------------------------------------------------------
 
 
 class OpenEndpoint(NamedTuple):
