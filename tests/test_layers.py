@@ -12,9 +12,7 @@ from pathlib import Path
 
 SRC = Path(__file__).parent.parent / "src" / "slipring"
 
-CLIENT_PARTS = tuple(
-    f"commands.{name}" for name in ("argument_parser", "child_server", "client_environment")
-)
+CLIENT_PARTS = tuple(f"commands.{name}" for name in ("argument_parser", "child_server", "client_environment"))
 ALLOWED: dict[str, tuple[str, ...]] = {
     "base": ("base",),
     "protocol": ("base.errors", "protocol"),

@@ -60,8 +60,8 @@ async def server() -> AsyncIterator[Running]:
 
 async def launched(server: Running, record: Path, *words: str) -> tuple[int, dict[str, Any]]:
     """Launch a client beside the server, which runs on this thread; return the exit code and the record."""
-    launch, _, rest = " ".join(words).partition(" -- ")
-    argv = ["launch", *launch.split(), "--url", server.url, "--", *rest.split()]
+    command, _, rest = " ".join(words).partition(" -- ")
+    argv = ["launch", *command.split(), "--url", server.url, "--", *rest.split()]
     code = await asyncio.to_thread(subprocess.call, [sys.executable, "-m", "slipring", *argv])
     return code, read(record)
 

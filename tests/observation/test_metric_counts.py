@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from slipring.observation import metric_table as table
-from slipring.observation.bounded_labels import BoundedLabels, BoundedNames
-from slipring.observation.metric_counts import Fold, Registry, Snapshot
+from slipring.observation.metric_counts import BoundedLabels, BoundedNames, Fold, Registry, Snapshot
 from tests.observation.snapshot_values import value_of
 
 WORKERS = st.integers(0, 2)
