@@ -12,7 +12,7 @@ from slipring.config.settings import ConfigError
 from slipring.core.generation import Defaults
 from slipring.engines.catalog import Catalog, Entry, open_engine
 from slipring.server.process.server import Server
-from tests.config.test_config import load
+from tests.config.test_settings import load
 from tests.harness import PuppetEngine, Running, serve
 
 FAST = "simulated:tokens_per_s=0,output_tokens=3"

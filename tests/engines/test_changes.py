@@ -6,7 +6,7 @@ from typing import Any
 import aiohttp
 
 from slipring.server.process.server import Server
-from tests.config.test_config import load
+from tests.config.test_settings import load
 from tests.engines.fakes.chat import FakeChatServer
 from tests.engines.fakes.server import Call, Say, Stop
 from tests.harness import WEATHER, Running

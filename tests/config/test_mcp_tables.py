@@ -17,7 +17,7 @@ from slipring.config.tables import (
 )
 from slipring.server.hosted_tools.permitted_servers import Registry
 from slipring.server.process.worker_messages import Assignment, decode_command, encode
-from tests.config.test_config import WriteToml, load, refusal, toml
+from tests.config.test_settings import WriteToml, load, refusal, toml
 from tests.test_docs import ROOT
 
 __all__ = ["toml"]
