@@ -1,10 +1,9 @@
-"""Tools, MCP servers and ``tool_choice`` of a request, as the Responses API has them.
-
-The functions that a model may call from each place of a conversation on.
+"""Tools, MCP servers and ``tool_choice`` of the Messages API, as the Responses API has them.
 
 A tool with ``defer_loading`` is not offered until the result of a search, which the client has run, refers to
-it. Messages of the system add and withdraw tools. A context describes a tool where it is added, so that all
-that stands before is the same as without it.
+it. Messages of the system add and withdraw tools: ``LoadedTools`` says which functions a model may call from
+each place of a conversation on. A context describes a tool where it is added, so that all that stands before
+is the same as without it.
 """
 
 from collections.abc import Sequence
