@@ -53,7 +53,6 @@ _BY_LETTER = "Answer with the letter of one of them, and nothing else."
 LANES = 8
 """Questions that are asked at once."""
 _LOGPROBS = "message.output_text.logprobs"
-_MOST_LOGPROBS = 20
 _MOST_TOKENS = 8
 """Of an answer: a label, and white space before it."""
 _BLOCKED = "invalid_prompt"
@@ -457,7 +456,7 @@ class DecisionTranslation(Translation):
             instructions=INSTRUCTIONS,
             reasoning=ReasoningConfig("none"),
             include=[_LOGPROBS],
-            top_logprobs=_MOST_LOGPROBS,
+            top_logprobs=MOST_OPTIONS,
             store=False,
             prompt_cache_key=sent.prompt_cache_key,
             prompt_cache_options=sent.prompt_cache_options,

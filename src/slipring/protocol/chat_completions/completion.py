@@ -12,14 +12,13 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from slipring.protocol import wire
-from slipring.protocol.chat_completions.error_paths import Places
+from slipring.protocol.chat_completions.errors import Places, failure_of
 from slipring.protocol.events import (
     PADDED,
     Completed,
     Created,
     CustomToolCallInputDelta,
     ErrorAnswer,
-    ErrorBody,
     Event,
     EventLogprob,
     Failed,
@@ -55,14 +54,6 @@ _ID = "chatcmpl-"
 _CALL_ID_DIGITS = 24
 _NOWHERE = (-1, -1)
 _EMPTY_DELTA = b'"delta":{}'
-_ERROR_TYPES = {
-    "invalid_prompt": "invalid_request_error",
-    "context_length_exceeded": "invalid_request_error",
-    "model_not_found": "invalid_request_error",
-    "insufficient_quota": "rate_limit_error",
-    "rate_limit_exceeded": "rate_limit_error",
-}
-"""By the code of a failed response; all others are faults of the server."""
 
 
 class TokenAlternative(Struct):
@@ -582,9 +573,7 @@ class CompletionStream:
         error = event.response.error
         assert error is not None
         self.has_failed = True
-        kind = _ERROR_TYPES.get(error.code, "server_error")
-        body = ErrorBody(kind, error.code, error.message, None)
-        return block(ErrorAnswer(self._places.renamed(body)))
+        return block(ErrorAnswer(self._places.renamed(failure_of(error))))
 
     def _chunk(self, choice: _ChoiceState, delta: ChunkDelta, found: ChoiceLogprobs | None = None) -> bytes:
         if found is None and self.obfuscation is UNSET:

@@ -21,7 +21,7 @@ from slipring.protocol.chat_completions.completion import (
     moderation_of,
     usage_of,
 )
-from slipring.protocol.chat_completions.error_paths import CUSTOM, FUNCTION, LEGACY_FUNCTION, Place, Places
+from slipring.protocol.chat_completions.errors import CUSTOM, FUNCTION, LEGACY_FUNCTION, Place, Places
 from slipring.protocol.chat_completions.history import History
 from slipring.protocol.endpoints import translation
 from slipring.protocol.endpoints.translation import ErrorReply, Translation

@@ -32,6 +32,7 @@ from slipring.protocol.items.items import (
     Message,
     Part,
     computed_once,
+    may_be_models,
     may_have_images,
     raw_digest,
 )
@@ -146,13 +147,6 @@ def image_param(item: Item, index: int, image: Attached) -> str:
         return where
     is_file = not image.has_data and image.url is None and image.has_file_id
     return f"{where}.{'file_id' if is_file else 'image_url'}"
-
-
-@computed_once
-def may_be_models(item: Item) -> bool:
-    """Whether the item may be one that a model has written. May be wrong for a message that only mentions the
-    role of a model, which does no harm where this is asked."""
-    return item.type != "message" or b'"assistant"' in item.raw
 
 
 def role_of(item: Item) -> str | None:
