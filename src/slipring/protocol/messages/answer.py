@@ -15,8 +15,15 @@ from slipring.protocol import events, responses, wire
 from slipring.protocol.endpoints.translation import failure_of
 from slipring.protocol.events import Event
 from slipring.protocol.items.items import FunctionCall, Item, Message, Reasoning, Refusal, read_item
-from slipring.protocol.messages import content
-from slipring.protocol.messages.content import HostedResult, HostedUse, TextBlock, input_of
+from slipring.protocol.messages.content import (
+    HOSTED_TYPES,
+    HostedResult,
+    HostedUse,
+    TextBlock,
+    hosted_result,
+    hosted_use,
+    input_of,
+)
 from slipring.protocol.messages.errors import Fields, MessagesError, body_of
 from slipring.protocol.messages.json_prefix import JsonPrefix
 from slipring.protocol.responses import FunctionCallItem, OutputTextPart, ReasoningItem, RefusalPart, Response
@@ -135,8 +142,8 @@ def tool_use_id(response_id: str, own_id: str) -> str:
 
 def blocks_of(item: Item, wishes: Wishes, response_id: str) -> list[Block]:
     """The blocks of an output item; none if the request did not ask for such."""
-    if item.type in content.HOSTED_TYPES:
-        return [content.hosted_use(item), content.hosted_result(item)]
+    if item.type in HOSTED_TYPES:
+        return [hosted_use(item), hosted_result(item)]
     body = item.body()
     if isinstance(body, Message):
         texts = [] if isinstance(body.content, str) else [_text(part) for part in body.content]
@@ -337,7 +344,7 @@ class AnswerStream:
 
     def _summary_part(self, event: events.ReasoningSummaryPartAdded) -> bytes:
         if event.summary_index and self._thinks_in is events.ReasoningSummaryTextDelta:
-            return self._delta(ThinkingDelta("\n\n"))
+            return self._delta(ThinkingDelta(_PARAGRAPH))
         return b""
 
     def _arguments(self, event: events.FunctionCallArgumentsDelta) -> bytes:
@@ -362,13 +369,13 @@ class AnswerStream:
             return self._close()
         if kind == "reasoning" and self._wishes.shows_thinking:
             return self._delta(SignatureDelta(_sealed.decode(raw).encrypted_content)) + self._close()
-        if kind in content.HOSTED_TYPES:
+        if kind in HOSTED_TYPES:
             return self._hosted(read_item(raw, ""))
         return b""
 
     def _hosted(self, item: Item) -> bytes:
         """The blocks of a call that the server has run."""
-        self._waiting += (content.hosted_use(item), content.hosted_result(item))
+        self._waiting += (hosted_use(item), hosted_result(item))
         return b"" if self._is_open else self._waited()
 
     def _ended(self, event: events.Completed | events.Incomplete) -> bytes:
@@ -402,7 +409,7 @@ class AnswerStream:
     def _whole(self, shown: Block) -> bytes:
         """A block that is complete."""
         written = b""
-        if isinstance(shown, content.HostedUse):
+        if isinstance(shown, HostedUse):
             written, shown.input = bytes(shown.input), _NO_INPUT
         frames = self._open(shown)
         if written:
