@@ -16,7 +16,7 @@ from slipring.protocol.tools.tool_types import BuiltinKind
 from slipring.server import peers
 from tests.described import DOCUMENT, check_answer, complaints, validator
 from tests.harness import WEATHER, Running, serve
-from tests.protocol.test_items import GOOD
+from tests.protocol.items.test_items import GOOD
 
 METHODS = {"GET", "HEAD", "POST", "DELETE"}
 OPEN_FIELDS = {("CreateRequest", name) for name in ("type", "stream_id", "prompt")}

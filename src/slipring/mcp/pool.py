@@ -1,6 +1,5 @@
-"""The MCP servers that slipring talks to: sessions kept and renewed, calls never repeated.
-
-How long a list of tools is kept, and when it counts as outdated.
+"""The MCP servers that slipring talks to: sessions kept and renewed, lists kept while they are fresh, calls
+never repeated.
 """
 
 import asyncio
@@ -40,6 +39,14 @@ from slipring.mcp.transports.http_transports import (
 )
 from slipring.mcp.transports.stdio import StdioConnection
 
+_log = logging.getLogger(__name__)
+_encode = msgspec.json.encode
+_object = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_MOST_LOGGED = 5
+
+_Key = tuple[str, str, str]
+_T = TypeVar("_T")
+
 
 class CachedList:
     """The list of a server: that of one caller, or one that all callers may be given."""
@@ -66,15 +73,6 @@ class CachedList:
         """Keep a list for as long as its server says. ``is_outdated``: it changed while it was fetched."""
         ttl_s = limits.default_ttl_s if found.ttl_s is None else min(found.ttl_s, limits.max_ttl_s)
         self._tools, self._fresh_until = found, 0.0 if is_outdated else time.monotonic() + ttl_s
-
-
-_log = logging.getLogger(__name__)
-_encode = msgspec.json.encode
-_object = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_MOST_LOGGED = 5
-
-_Key = tuple[str, str, str]
-_T = TypeVar("_T")
 
 
 @dataclass

@@ -1,16 +1,11 @@
-"""The body of ``POST /v1/decisions``: decodes it, and refuses by name what is not supported.
+"""The Decisions API: its requests, what a model is asked, and the answers that its tokens give.
 
-Unknown fields pass. ``input`` and ``questions`` stay raw until their length is known: decoding a huge list
-would block the event loop.
+A request has questions about one input. One response reads the input, and each question continues that
+response. The options of a question have labels that begin with different letters: the model is asked for one
+of them, and the probabilities of the first token of its answer are those of the options.
 
-A question as a model reads it, and its answer as the model's most likely tokens give it.
-
-The options of a question have labels that begin with different letters. The model is asked for one of them,
-and the probabilities of the first token of its answer are those of the options.
-
-The body of a decision: an answer to each question, and the usage of all.
-
-One request of the Decisions API: one response reads its input, and each question continues that one.
+What is not supported is refused by name; unknown fields pass. ``input`` and ``questions`` stay raw until
+their length is known: decoding a huge list would block the event loop.
 """
 
 import math
@@ -49,6 +44,25 @@ _ITEM_TYPES = frozenset(
     {"message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output"}
 )
 _NOTHING = (b"[]", b'""')
+INSTRUCTIONS = (
+    "You are asked questions about the input that follows. Judge each question by the input alone, and "
+    "answer with one of its labels and nothing else."
+)
+_YES_NO = ("Yes", "No")
+_BY_LETTER = "Answer with the letter of one of them, and nothing else."
+LANES = 8
+"""Questions that are asked at once."""
+_LOGPROBS = "message.output_text.logprobs"
+_MOST_TOKENS = 8
+"""Of an answer: a label, and white space before it."""
+_BLOCKED = "invalid_prompt"
+_TOO_LONG = "context_length_exceeded"
+_NO_ANSWER = (
+    "Invalid 'model': it thinks before it answers, so that no probabilities can be read of its first token."
+)
+_DECLINED = wire.raw(
+    {"type": "message", "content": [{"type": "refusal", "refusal": ""}], "role": "assistant", "id": "msg_"}
+)
 
 
 class QuestionText(Struct, tag_field="type", tag="input_text"):
@@ -250,14 +264,6 @@ def _is_large(value: object) -> bool:
     return bool(level)
 
 
-INSTRUCTIONS = (
-    "You are asked questions about the input that follows. Judge each question by the input alone, and "
-    "answer with one of its labels and nothing else."
-)
-_YES_NO = ("Yes", "No")
-_BY_LETTER = "Answer with the letter of one of them, and nothing else."
-
-
 class Question(Struct, frozen=True):
     """A question with the labels of its options."""
 
@@ -429,22 +435,6 @@ def answer_to(asked: Asked, labels: Sequence[str], response: Response) -> Answer
     return ScoreAnswer(asked.name, expected, found[best], levels)
 
 
-LANES = 8
-"""Questions that are asked at once."""
-_LOGPROBS = "message.output_text.logprobs"
-_MOST_LOGPROBS = 20
-_MOST_TOKENS = 8
-"""Of an answer: a label, and white space before it."""
-_BLOCKED = "invalid_prompt"
-_TOO_LONG = "context_length_exceeded"
-_NO_ANSWER = (
-    "Invalid 'model': it thinks before it answers, so that no probabilities can be read of its first token."
-)
-_DECLINED = wire.raw(
-    {"type": "message", "content": [{"type": "refusal", "refusal": ""}], "role": "assistant", "id": "msg_"}
-)
-
-
 class DecisionTranslation(Translation):
     """Translates one request and its answers. ``read`` comes first."""
 
@@ -466,7 +456,7 @@ class DecisionTranslation(Translation):
             instructions=INSTRUCTIONS,
             reasoning=ReasoningConfig("none"),
             include=[_LOGPROBS],
-            top_logprobs=_MOST_LOGPROBS,
+            top_logprobs=MOST_OPTIONS,
             store=False,
             prompt_cache_key=sent.prompt_cache_key,
             prompt_cache_options=sent.prompt_cache_options,

@@ -1,14 +1,13 @@
-"""Input for a response that is still being generated: ``response.steer``, ``append`` and ``inject``.
+"""What a client sends while its response runs: ``response.steer``, ``append``, ``inject``, ``tool_output``.
 
 ``response.append`` and ``response.inject`` carry the same fields; they differ in the events that answer them.
-All three are read more strictly than a create: unknown keys are refused, a steer holds user messages only,
-an append holds outputs of tool calls only. A malformed event still yields a value, with its ``error`` set and
+All are read more strictly than a create: unknown keys are refused, a steer holds user messages only, an
+append holds outputs of tool calls only. A malformed event still yields a value, with its ``error`` set and
 the input as received, so that the server can return the input to the client.
 
-The output of a tool while the tool still runs: ``response.tool_output.delta`` and ``….done``.
-
-The pieces announce what a ``function_call_output`` or ``custom_tool_call_output`` item will contain. The item
-itself is sent as always, when the tool has ended; it alone is part of the context.
+``response.tool_output.delta`` and ``….done`` announce, while a tool still runs, what its
+``function_call_output`` or ``custom_tool_call_output`` item will contain. The item itself is sent as always,
+when the tool has ended; it alone is part of the context.
 """
 
 from typing import Annotated, Literal
@@ -21,6 +20,8 @@ from slipring.protocol import wire
 from slipring.protocol.items import items
 from slipring.protocol.items.items import CALL_OF_OUTPUT, InputFile, InputImage, InputText, Item
 from slipring.protocol.tools.client_tools import CallId
+
+TOOL_OUTPUT_DELTA, TOOL_OUTPUT_DONE = "response.tool_output.delta", "response.tool_output.done"
 
 
 class Steer(Struct, frozen=True):
@@ -71,7 +72,7 @@ class _UserMessage(Struct, forbid_unknown_fields=True):
     type: Literal["message"] = "message"
 
 
-class _InputHead(Struct):
+class _InputOutline(Struct):
     """The fields that the reply to a malformed event repeats."""
 
     previous_response_id: Raw | UnsetType = UNSET
@@ -82,7 +83,7 @@ class _InputHead(Struct):
 _steer = msgspec.json.Decoder(SteerRequest)
 _append = msgspec.json.Decoder(AppendRequest)
 _message = msgspec.json.Decoder(_UserMessage)
-_outline = msgspec.json.Decoder(_InputHead)
+_outline = msgspec.json.Decoder(_InputOutline)
 _input = msgspec.json.Decoder(str | list[Raw])
 _NO_TEXT = Raw(b'""')
 _NO_ITEMS = Raw(b"[]")
@@ -156,9 +157,6 @@ def _copied(sent: Raw | UnsetType, default: Raw) -> Raw:
     return default if isinstance(sent, UnsetType) else Raw(bytes(sent))
 
 
-DELTA, DONE = "response.tool_output.delta", "response.tool_output.done"
-
-
 class ToolOutputPiece(Struct, frozen=True):
     """A piece of the output of a call that is still open."""
 
@@ -185,7 +183,7 @@ class DoneRequest(Struct, forbid_unknown_fields=True):
     call_id: CallId
 
 
-class _PieceHead(Struct):
+class _PieceOutline(Struct):
     """The fields that the reply to a malformed event repeats."""
 
     response_id: Raw | UnsetType = UNSET
@@ -194,10 +192,10 @@ class _PieceHead(Struct):
 
 _delta = msgspec.json.Decoder(DeltaRequest)
 _done = msgspec.json.Decoder(DoneRequest)
-_piece_outline = msgspec.json.Decoder(_PieceHead)
+_piece_outline = msgspec.json.Decoder(_PieceOutline)
 
 
-def read_piece(frame: bytes | str, *, is_last: bool) -> ToolOutputPiece:
+def read_tool_output(frame: bytes | str, *, is_last: bool) -> ToolOutputPiece:
     """Decode a frame of one of the two types. Raises only if it is not a JSON object."""
     try:
         if is_last:

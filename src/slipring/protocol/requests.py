@@ -4,11 +4,9 @@
 only if they differ from the parent's. Unknown fields pass. Known fields are typed, so that an error names the
 field. ``core.turn.request_validation`` decides which valid values this server supports.
 
-Pieces of a history that a client of another API sends again with every turn, and the items that they
-have become.
-
-A piece is one message. It is known by its exact bytes, so that a message that is sent again is neither
-decoded nor translated a second time.
+Clients of other APIs send their whole history again with every turn (``ResentHistory``). Its pieces are the
+messages: each is known by its exact bytes, so that one that is sent again is neither decoded nor translated a
+second time.
 """
 
 import re
@@ -26,48 +24,6 @@ from slipring.protocol.items.item_pictures import examine
 from slipring.protocol.items.items import MOST_ITEMS, Effort, Item, read_input, read_items
 from slipring.protocol.tools.grammars_and_schemas import Definitions
 
-_OBJECT_BYTES = 400
-"""A piece without its bytes and its items."""
-
-
-class Piece(Struct, eq=False):
-    """One message, and the items that it has become."""
-
-    sent: bytes
-    """The message as the client has sent it, after the name of its API. Items are known by their own bytes,
-    which begin otherwise."""
-    json: tuple[bytes, ...]
-    """The items as JSON."""
-    note: Any
-    """What the translator of its API has to know of the message beside its items."""
-    items: tuple[Item, ...] | None = None
-    """None until they are read."""
-
-    @property
-    def size_bytes(self) -> int:
-        """Memory in use. The JSON is that of the items."""
-        return len(self.sent) + sum(item.size_bytes for item in self.items or ()) + _OBJECT_BYTES
-
-
-Known = Mapping[bytes, Item | Piece]
-"""What a tenant has sent before, by its bytes."""
-NOTHING_KNOWN: Known = {}
-
-
-def read_pieces(pieces: Iterable[Piece]) -> tuple[Item, ...]:
-    """The items of all pieces; those that were read before are not read again. Raises ``ApiError`` that names
-    an item by its place among all."""
-    found: list[Item] = []
-    for piece in pieces:
-        items = piece.items
-        if items is None:
-            items = piece.items = read_items(piece.json, first=len(found))
-        found += items
-    if len(found) > MOST_ITEMS:
-        raise wire.too_many(MOST_ITEMS, "input", "items")
-    return tuple(found)
-
-
 T = TypeVar("T")
 Summary = Literal["auto", "concise", "detailed"]
 CacheLifetime = Literal["30m", "12h"]
@@ -77,7 +33,9 @@ _MetadataValue = Annotated[str, Meta(max_length=512)]
 Metadata = Annotated[dict[_MetadataKey, _MetadataValue], Meta(max_length=16)]
 StopSequence = Annotated[str, Meta(min_length=1, max_length=256)]
 StopSequences = Annotated[list[StopSequence], Meta(max_length=16)]
-_MESSAGES = "messages"
+_PIECES = "messages"
+_PIECE_BYTES = 400
+"""A piece without its bytes and its items."""
 _STREAM_ID = re.compile(r"[A-Za-z0-9_.-]{1,256}")
 
 
@@ -138,6 +96,44 @@ class ModerationConfig(Struct):
 
     model: str
     policy: ModerationPolicy | None = None
+
+
+class Piece(Struct, eq=False):
+    """One message, and the items that it has become."""
+
+    sent: bytes
+    """The message as the client has sent it, after the name of its API. Items are known by their own bytes,
+    which begin otherwise."""
+    json: tuple[bytes, ...]
+    """The items as JSON."""
+    note: Any
+    """What the translator of its API has to know of the message beside its items."""
+    items: tuple[Item, ...] | None = None
+    """None until they are read."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory in use. The JSON is that of the items."""
+        return len(self.sent) + sum(item.size_bytes for item in self.items or ()) + _PIECE_BYTES
+
+
+Known = Mapping[bytes, Item | Piece]
+"""What a tenant has sent before, by its bytes."""
+NOTHING_KNOWN: Known = {}
+
+
+def read_pieces(pieces: Iterable[Piece]) -> tuple[Item, ...]:
+    """The items of all pieces; those that were read before are not read again. Raises ``ApiError`` that names
+    an item by its place among all."""
+    found: list[Item] = []
+    for piece in pieces:
+        items = piece.items
+        if items is None:
+            items = piece.items = read_items(piece.json, first=len(found))
+        found += items
+    if len(found) > MOST_ITEMS:
+        raise wire.too_many(MOST_ITEMS, "input", "items")
+    return tuple(found)
 
 
 class CreateRequest(Struct, dict=True):
@@ -281,19 +277,19 @@ class ResentHistory(CreateRequest):
 
     def consist_of(self, pieces: Sequence[Piece]) -> None:
         """Set the messages that ``input`` was translated from. A copy of the request has none."""
-        self.__dict__[_MESSAGES] = tuple(pieces)
+        self.__dict__[_PIECES] = tuple(pieces)
 
     @cached_property
     def items(self) -> tuple[Item, ...]:
-        messages = self.__dict__.get(_MESSAGES)
+        messages = self.__dict__.get(_PIECES)
         return read_input(self.input) if messages is None else read_pieces(messages)
 
     def read_items(self, known: Known) -> tuple[Item, ...]:
-        return self.items if _MESSAGES in self.__dict__ else super().read_items(known)
+        return self.items if _PIECES in self.__dict__ else super().read_items(known)
 
     @property
     def pieces(self) -> Known:
-        messages = self.__dict__.get(_MESSAGES)
+        messages = self.__dict__.get(_PIECES)
         return super().pieces if messages is None else {piece.sent: piece for piece in messages}
 
 

@@ -1,7 +1,8 @@
-"""Calls the source of one check: collects texts into batches, enforces timeouts, stops calling a source that
-fails (``Breaker``), and remembers verdicts.
+"""The source of a check, and how it is called: in batches, within a time, not while it fails.
 
-The interface of the sources of verdicts: texts in, scores out.
+A ``Source`` is asked about texts and answers with scores. A ``RunningCheck`` calls the source of one check:
+it collects texts into batches, enforces timeouts, stops calling a source that fails (``Breaker``), and
+remembers verdicts.
 """
 
 import asyncio
@@ -21,9 +22,32 @@ from slipring.core.checks.policies import Check, Subject, Verdict
 from slipring.core.tenant_caches import CacheKey, TenantCache
 from slipring.safety.source_breaker import Breaker
 
+log = logging.getLogger("slipring")
+
+_MAX_BATCH = 32
+"""Texts, or pieces of texts, in one call of a source."""
+_MAX_WAITING = 1024
+"""Texts of one tenant that wait for one check. Further ones fail at once."""
+_MAX_BREAKERS = 1024
+_LATE = 4
+"""A call that takes longer than one part in this many of the timeout keeps no other tenant waiting."""
 MOST_LATE = 32
 """Calls of one source that may run beside those that share its ``at_once``, because they take long. So many
 calls of other tenants do not keep a tenant waiting."""
+_OVERLAP = 10
+"""One part in this many of a piece of a long text is repeated in the next piece."""
+_OWN_THRESHOLD = 0.5
+"""The score from which a category is flagged if neither settings nor source say anything."""
+_LONG_CHARS = 256 * 1024
+"""The digest of a longer text is computed in a thread."""
+_CATEGORY_BYTES = 150
+"""Of a remembered verdict: the memory of one category and its score."""
+_STOPPING, _NO_TEXT = "the server is stopping", "the text is not valid Unicode"
+
+FailureKind = Literal["timeout", "source", "breaker", "overload", "invalid", "error", "closed"]
+"""``source``: it gave a reason. ``breaker``: it was not asked. ``overload``: too many texts wait.
+``invalid``: the text is not Unicode. ``error``: it raised something unexpected. ``closed``: the server
+stops."""
 
 
 class SourceFailed(Exception):
@@ -75,31 +99,6 @@ def naming(entry: CheckEntry) -> Iterator[None]:
         yield
     except StartupError as error:
         raise StartupError(f"check {entry.name!r}: {error}") from None
-
-
-log = logging.getLogger("slipring")
-
-_MAX_BATCH = 32
-"""Texts, or pieces of texts, in one call of a source."""
-_MAX_WAITING = 1024
-"""Texts of one tenant that wait for one check. Further ones fail at once."""
-_MAX_BREAKERS = 1024
-_LATE = 4
-"""A call that takes longer than one part in this many of the timeout keeps no other tenant waiting."""
-_OVERLAP = 10
-"""One part in this many of a piece of a long text is repeated in the next piece."""
-_OWN_THRESHOLD = 0.5
-"""The score from which a category is flagged if neither settings nor source say anything."""
-_LONG_CHARS = 256 * 1024
-"""The digest of a longer text is computed in a thread."""
-_CATEGORY_BYTES = 150
-"""Of a remembered verdict: the memory of one category and its score."""
-_STOPPING, _NO_TEXT = "the server is stopping", "the text is not valid Unicode"
-
-FailureKind = Literal["timeout", "source", "breaker", "overload", "invalid", "error", "closed"]
-"""``source``: it gave a reason. ``breaker``: it was not asked. ``overload``: too many texts wait.
-``invalid``: the text is not Unicode. ``error``: it raised something unexpected. ``closed``: the server
-stops."""
 
 
 class CheckStatus(Struct, frozen=True):

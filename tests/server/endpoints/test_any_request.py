@@ -23,7 +23,7 @@ from slipring.config.tables import CheckEntry
 from tests import api_answers
 from tests.described import check_answer
 from tests.harness import WEATHER, Running, serve
-from tests.protocol.test_items import GOOD
+from tests.protocol.items.test_items import GOOD
 from tests.server.raw import until
 
 EXAMPLES = 600

@@ -29,8 +29,7 @@ from slipring.protocol.items.item_digests import (
     joined_thoughts_digest,
     outlined_field,
 )
-from slipring.protocol.items.item_pictures import may_be_models
-from slipring.protocol.items.items import Item, in_context, last_compaction
+from slipring.protocol.items.items import Item, in_context, last_compaction, may_be_models
 from slipring.protocol.requests import NOTHING_KNOWN, CreateRequest, Known, Piece
 from slipring.protocol.responses import Response
 from slipring.protocol.turn_report import Departure

@@ -20,7 +20,6 @@ from slipring.protocol.items.item_pictures import (
     file_count,
     image_count,
     is_data,
-    may_be_models,
     parts_of,
     pictures,
     role_of,
@@ -36,6 +35,7 @@ from slipring.protocol.items.items import (
     Reasoning,
     computed_once,
     in_context,
+    may_be_models,
     plain_text,
 )
 from slipring.protocol.tools.mcp_tools import ListedTool

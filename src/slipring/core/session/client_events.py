@@ -16,7 +16,7 @@ from slipring.protocol.requests import NOTHING_KNOWN, CreateRequest, Known
 
 CREATE, STEER = "response.create", "response.steer"
 APPEND, INJECT = "response.append", "response.inject"
-_PIECES = (live_input.DELTA, live_input.DONE)
+_PIECES = (live_input.TOOL_OUTPUT_DELTA, live_input.TOOL_OUTPUT_DONE)
 _IGNORED_TYPES = frozenset({"response.processed"})
 """Acknowledgements that some clients send. No reply is expected."""
 _HINTS = {
@@ -24,7 +24,7 @@ _HINTS = {
     INJECT: f" '{INJECT}' needs the header 'OpenAI-Beta: responses_multi_agent=v1' on the upgrade.",
     **{
         kind: f" '{kind}' needs the header 'OpenAI-Beta: slipring_tool_output=v1' on the upgrade."
-        for kind in (live_input.DELTA, live_input.DONE)
+        for kind in (live_input.TOOL_OUTPUT_DELTA, live_input.TOOL_OUTPUT_DONE)
     },
 }
 
@@ -128,7 +128,7 @@ def _read_other(
         if not is_text and isinstance(data, bytes):
             wire.require_text(data)  # its input may have to be returned, as text
         if kind in _PIECES:
-            return live_input.read_piece(data, is_last=kind == live_input.DONE)
+            return live_input.read_tool_output(data, is_last=kind == live_input.TOOL_OUTPUT_DONE)
         if kind == STEER:
             return live_input.read_steer(data, len(data))
         return live_input.read_append(data, len(data), injects=kind == INJECT)

@@ -1,6 +1,7 @@
-"""Which addresses are on the public internet, and connections that go nowhere else.
+"""Which addresses requests to MCP servers may go to, and sockets that connect nowhere else.
 
-The addresses of registered servers that have rules: URLs of clients must not lead there.
+A client's URLs lead to the public internet only, if the operator does not allow more, and never to a
+registered server that has rules: the addresses of those are reserved.
 """
 
 import asyncio
@@ -36,6 +37,13 @@ _V6_EXCEPTIONS = tuple(
     )
 )
 _NAT64 = IPv6Network("64:ff9b::/96")
+_FRESH_S = 5.0
+_LOOKUP_S = 10.0
+_NO_SUCH_HOST = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
+_DEFAULT_PORTS = (80, 443)
+_THIS_MACHINE = "this machine"
+_Place = tuple[str, int]
+"""A canonical address, and a port."""
 
 
 class Reach(enum.Enum):
@@ -57,6 +65,10 @@ class AddressRefused(OSError):
 
 class AddressNotPublic(AddressRefused):
     reason = "the MCP server's address is not public"
+
+
+class AddressIsRegistered(AddressRefused):
+    reason = "a registered MCP server is at this address: name it by its registered name or URL"
 
 
 def is_public_address(text: str) -> bool:
@@ -114,18 +126,6 @@ def public_socket(address_info: tuple[Any, ...]) -> socket.socket:
     if family not in (socket.AF_INET, socket.AF_INET6) or has_zone or not is_public_address(where[0]):
         raise AddressNotPublic
     return socket.socket(family=family, type=kind, proto=protocol)
-
-
-_FRESH_S = 5.0
-_LOOKUP_S = 10.0
-_DEFAULT_PORTS = (80, 443)
-_THIS_MACHINE = "this machine"
-_Place = tuple[str, int]
-"""A canonical address, and a port."""
-
-
-class AddressIsRegistered(AddressRefused):
-    reason = "a registered MCP server is at this address: name it by its registered name or URL"
 
 
 class RegisteredAddresses:
@@ -194,7 +194,6 @@ class RegisteredAddresses:
 
 
 NO_REGISTERED = RegisteredAddresses(())
-_NO_SUCH_HOST = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
 
 
 def canonical(text: str) -> str:

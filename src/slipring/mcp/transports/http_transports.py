@@ -1,8 +1,8 @@
-"""HTTP requests to MCP servers: no redirects, proxies or cookies; bounded bodies; errors without secrets.
+"""MCP over HTTP: the drivers for streamable HTTP and for HTTP+SSE of revision 2024-11-05, and their requests.
 
-The driver for streamable HTTP: each message is a POST, each answer a JSON body or an event stream.
-
-The driver for HTTP+SSE of revision 2024-11-05: one event stream for all answers, one POST per message.
+In streamable HTTP, each message is a POST, and each answer a JSON body or an event stream. In HTTP+SSE, one
+event stream has all answers, and each message is a POST. The requests of both follow no redirects and use
+neither proxies nor cookies; bodies are bounded; errors contain no secrets.
 """
 
 import asyncio
@@ -44,8 +44,15 @@ _KEEP_ALIVE_S = 4.0
 the server is just closing has an unknown outcome."""
 _LAST_BYTES = 64 * 1024
 _LAST_S = 1.0
-JSON = "application/json"
-EVENTS = "text/event-stream"
+_JSON = "application/json"
+_EVENTS = "text/event-stream"
+_SESSION_HEADER = "Mcp-Session-Id"
+_SESSION_ID = re.compile(r"[\x21-\x7e]{1,1024}")
+_EVENT_ID = re.compile(r"[\x20-\x7e]{1,1024}")
+_NOTICE_S = 10.0
+_DEFAULT_RETRY_S = 1.0
+_LISTEN_RETRY_S = (1.0, 60.0)
+_MAX_ENDPOINT_BYTES = 4096
 
 
 class WebClient:
@@ -155,14 +162,14 @@ def _explained(error: Exception) -> McpFailure:
     return Malformed("the MCP server's HTTP response is invalid")
 
 
-def content_type(response: aiohttp.ClientResponse) -> str:
+def _content_type(response: aiohttp.ClientResponse) -> str:
     """The media type of a response's body. Raises ``Malformed`` if the body is compressed all the same."""
     if response.headers.get("Content-Encoding", "identity").lower() not in ("", "identity"):
         raise Malformed("the MCP server's response is compressed, which was not asked for")
     return response.content_type.lower()
 
 
-async def read_body(response: aiohttp.ClientResponse, most: int) -> bytes:
+async def _read_body(response: aiohttp.ClientResponse, most: int) -> bytes:
     """Read a whole body. Raises ``TooLarge``."""
     if (response.content_length or 0) > most:
         raise TooLarge(f"the MCP server sent a message of more than {most} bytes")
@@ -174,7 +181,7 @@ async def read_body(response: aiohttp.ClientResponse, most: int) -> bytes:
     return bytes(body)
 
 
-async def drain(response: aiohttp.ClientResponse) -> None:
+async def _drain(response: aiohttp.ClientResponse) -> None:
     """Read the little that may follow the answer, so that the connection can be used again."""
     size = 0
     try:
@@ -186,14 +193,6 @@ async def drain(response: aiohttp.ClientResponse) -> None:
     except TimeoutError:
         pass
     response.release()
-
-
-_SESSION_HEADER = "Mcp-Session-Id"
-_SESSION_ID = re.compile(r"[\x21-\x7e]{1,1024}")
-_EVENT_ID = re.compile(r"[\x20-\x7e]{1,1024}")
-_NOTICE_S = 10.0
-_DEFAULT_RETRY_S = 1.0
-_LISTEN_RETRY_S = (1.0, 60.0)
 
 
 class StreamableHttpConnection(Connection):
@@ -260,9 +259,9 @@ class StreamableHttpConnection(Connection):
         body: bytes | None = None,
         on_sent: Callable[[], None] | None = None,
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        sent = {"Accept": f"{JSON}, {EVENTS}", **headers}
+        sent = {"Accept": f"{_JSON}, {_EVENTS}", **headers}
         if body is not None:
-            sent["Content-Type"] = JSON
+            sent["Content-Type"] = _JSON
         if self._session_id is not None:
             sent[_SESSION_HEADER] = self._session_id
         return self._endpoint.request(method, sent, body, on_sent=on_sent)
@@ -274,7 +273,7 @@ class StreamableHttpConnection(Connection):
                 asyncio.timeout(_NOTICE_S),
                 self._request("POST", dict(send.headers), send.data) as answer,
             ):
-                await drain(answer)
+                await _drain(answer)
         except (McpFailure, TimeoutError):
             pass
 
@@ -289,13 +288,13 @@ class StreamableHttpConnection(Connection):
             async with self._request("POST", dict(send.headers), send.data, on_sent) as response:
                 if 200 <= response.status < 300:
                     self._note_session(response)
-                    kind = content_type(response)
-                    if kind == EVENTS:
+                    kind = _content_type(response)
+                    if kind == _EVENTS:
                         await self._read_answer(response, request_id)
                         return
-                    if kind != JSON:
+                    if kind != _JSON:
                         raise Malformed("the MCP server's answer is neither JSON nor an event stream")
-                    body = await read_body(response, self.limits.max_message_bytes)
+                    body = await _read_body(response, self.limits.max_message_bytes)
                     self._receive(body, request_id)
                     self._run(self.session.failed(request_id, Malformed("the MCP server did not answer")))
                 else:
@@ -318,9 +317,9 @@ class StreamableHttpConnection(Connection):
     async def _read_error(self, response: aiohttp.ClientResponse) -> Message | None:
         """The JSON-RPC error in the body of an HTTP error, if there is one."""
         try:
-            if content_type(response) != JSON:
+            if _content_type(response) != _JSON:
                 return None
-            (message,) = decode_messages(await read_body(response, self.limits.max_message_bytes))
+            (message,) = decode_messages(await _read_body(response, self.limits.max_message_bytes))
         except (McpFailure, ValueError):
             return None
         return message if message.error is not None else None
@@ -343,9 +342,9 @@ class StreamableHttpConnection(Connection):
             if resumes > self.limits.max_stream_resumes:
                 raise ConnectionLost("the MCP server ended its response too often before the answer")
             await asyncio.sleep(_DEFAULT_RETRY_S if events.retry_s is None else events.retry_s)
-            headers = {"Accept": EVENTS, "Last-Event-ID": event_id, **self._version()}
+            headers = {"Accept": _EVENTS, "Last-Event-ID": event_id, **self._version()}
             async with self._request("GET", headers) as again:
-                if again.status != 200 or content_type(again) != EVENTS:
+                if again.status != 200 or _content_type(again) != _EVENTS:
                     raise ConnectionLost("the MCP server ended its response and does not continue it")
                 events = events.continued()
                 read = await self._read_events(again, events, request_id, size)
@@ -366,7 +365,7 @@ class StreamableHttpConnection(Connection):
                     if event.type == "message":
                         self._receive(event.data, request_id)
                 if request_id is not None and not self.session.is_pending(request_id):
-                    await drain(response)
+                    await _drain(response)
                     return size
         except (aiohttp.ClientError, OSError):
             pass  # a stream that breaks ends, and may be resumed like one that the server ended
@@ -392,16 +391,13 @@ class StreamableHttpConnection(Connection):
                 operation, actions = self.session.listen()
                 await self._wait(operation, actions, None)
                 return True
-            async with self._request("GET", {"Accept": EVENTS, **self._version()}) as response:
-                if response.status != 200 or content_type(response) != EVENTS:
+            async with self._request("GET", {"Accept": _EVENTS, **self._version()}) as response:
+                if response.status != 200 or _content_type(response) != _EVENTS:
                     return response.status >= 500
                 await self._read_events(response, SseParser(self.limits.max_message_bytes), None, 0)
                 return True
         except McpFailure as failure:
             return isinstance(failure, ConnectionLost | Unreachable | TooLarge)
-
-
-_MAX_ENDPOINT_BYTES = 4096
 
 
 class HttpSseConnection(Connection):
@@ -436,10 +432,10 @@ class HttpSseConnection(Connection):
         assert self._post_url is not None
         failure: McpFailure = ConnectionLost("the MCP server ended its event stream")
         try:
-            async with self._endpoint.request("GET", {"Accept": EVENTS}) as response:
+            async with self._endpoint.request("GET", {"Accept": _EVENTS}) as response:
                 if response.status != 200:
                     raise HttpRejected(response.status)
-                if content_type(response) != EVENTS:
+                if _content_type(response) != _EVENTS:
                     raise Malformed("the MCP server does not answer with an event stream")
                 events = SseParser(self.limits.max_message_bytes)
                 async for piece in response.content.iter_any():
@@ -482,7 +478,7 @@ class HttpSseConnection(Connection):
             if request_id is not None:
                 self.session.sent(request_id)
 
-        headers = {**dict(send.headers), "Content-Type": JSON, "Accept": f"{JSON}, {EVENTS}"}
+        headers = {**dict(send.headers), "Content-Type": _JSON, "Accept": f"{_JSON}, {_EVENTS}"}
         try:
             async with (
                 asyncio.timeout(_NOTICE_S if request_id is None else None),
@@ -492,7 +488,7 @@ class HttpSseConnection(Connection):
             ):
                 if not 200 <= response.status < 300 and request_id is not None:
                     self._run(self.session.rejected(request_id, response.status))
-                await drain(response)
+                await _drain(response)
         except McpFailure as failure:
             if request_id is not None:
                 self._run(self.session.failed(request_id, failure))

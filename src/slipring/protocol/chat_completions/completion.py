@@ -1,9 +1,8 @@
-"""A chat completion, whole and in chunks: its choices with their messages, calls and logprobs, its usage,
-and what safety checks found.
+"""A chat completion, whole and in chunks: its choices with their messages, calls and logprobs, its usage, and
+what safety checks found.
 
-A streamed chat completion: makes chunks of the events of its choices.
-
-Each choice is a response of its own. The lane of an event is the index of its choice.
+Each choice is a response of its own. The chunks of a stream are made of the events of its choices: the lane
+of an event is the index of its choice.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,14 +12,13 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from slipring.protocol import wire
-from slipring.protocol.chat_completions.error_paths import Places
+from slipring.protocol.chat_completions.errors import Places, failure_of
 from slipring.protocol.events import (
     PADDED,
     Completed,
     Created,
     CustomToolCallInputDelta,
     ErrorAnswer,
-    ErrorBody,
     Event,
     EventLogprob,
     Failed,
@@ -50,7 +48,12 @@ from slipring.protocol.responses import (
     Usage,
 )
 
+FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "function_call"]
 _REPLACED = "\ufffd"
+_ID = "chatcmpl-"
+_CALL_ID_DIGITS = 24
+_NOWHERE = (-1, -1)
+_EMPTY_DELTA = b'"delta":{}'
 
 
 class TokenAlternative(Struct):
@@ -71,7 +74,7 @@ class ChoiceLogprobs(Struct):
     refusal: None = None
 
 
-def of_tokens(logprobs: Sequence[Logprob]) -> list[TokenLogprob]:
+def logprobs_of_tokens(logprobs: Sequence[Logprob]) -> list[TokenLogprob]:
     return [
         TokenLogprob(
             each.token,
@@ -83,7 +86,7 @@ def of_tokens(logprobs: Sequence[Logprob]) -> list[TokenLogprob]:
     ]
 
 
-def of_event(logprobs: Sequence[EventLogprob]) -> ChoiceLogprobs:
+def logprobs_of_event(logprobs: Sequence[EventLogprob]) -> ChoiceLogprobs:
     """The logprobs of a delta, whose tokens come without their bytes."""
     return ChoiceLogprobs(
         [
@@ -101,10 +104,6 @@ def of_event(logprobs: Sequence[EventLogprob]) -> ChoiceLogprobs:
 def _bytes_of(token: str) -> list[int] | None:
     """The bytes of a token; None if it is a part of a character, which its text does not show."""
     return None if _REPLACED in token else list(token.encode())
-
-
-FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "function_call"]
-_CALL_ID_DIGITS = 24
 
 
 class AnswerForm(Struct, frozen=True):
@@ -238,7 +237,7 @@ def choice_of(response: Response, index: int, form: AnswerForm) -> ChatChoice:
             for part in item.content:
                 if isinstance(part, OutputTextPart):
                     annotations += filter(None, map(annotation_of, part.annotations))
-                    tokens += of_tokens(part.logprobs)
+                    tokens += logprobs_of_tokens(part.logprobs)
         elif isinstance(item, ReasoningItem):
             thoughts.add(_thought(item))
         else:
@@ -278,9 +277,6 @@ def _call(item: FunctionCallItem | CustomToolCallItem, response_id: str) -> Chat
     if isinstance(item, CustomToolCallItem):
         return ChatCustomCall(sent_id, CalledCustomTool(item.name, item.input))
     return ChatFunctionCall(sent_id, CalledFunction(item.name, item.arguments))
-
-
-_ID = "chatcmpl-"
 
 
 def completion_id(response: Response) -> str:
@@ -421,18 +417,6 @@ def block(document: Struct) -> bytes:
     return b"data: %b\n\n" % wire.encode(document)
 
 
-_NOWHERE = (-1, -1)
-_EMPTY_DELTA = b'"delta":{}'
-_ERROR_TYPES = {
-    "invalid_prompt": "invalid_request_error",
-    "context_length_exceeded": "invalid_request_error",
-    "model_not_found": "invalid_request_error",
-    "insufficient_quota": "rate_limit_error",
-    "rate_limit_exceeded": "rate_limit_error",
-}
-"""By the code of a failed response; all others are faults of the server."""
-
-
 class _Joined:
     """A text that is made of several ones, each with a place of its own in the response."""
 
@@ -521,7 +505,7 @@ class CompletionStream:
 
     def text(self, choice: _ChoiceState, event: OutputTextDelta) -> bytes:
         text = choice.content.piece(event.delta, (event.output_index, 0))
-        found = of_event(event.logprobs) if self._form.logprobs else None
+        found = logprobs_of_event(event.logprobs) if self._form.logprobs else None
         return self._chunk(choice, ChunkDelta(text), found)
 
     def refusal(self, choice: _ChoiceState, event: RefusalDelta) -> bytes:
@@ -589,9 +573,7 @@ class CompletionStream:
         error = event.response.error
         assert error is not None
         self.has_failed = True
-        kind = _ERROR_TYPES.get(error.code, "server_error")
-        body = ErrorBody(kind, error.code, error.message, None)
-        return block(ErrorAnswer(self._places.renamed(body)))
+        return block(ErrorAnswer(self._places.renamed(failure_of(error))))
 
     def _chunk(self, choice: _ChoiceState, delta: ChunkDelta, found: ChoiceLogprobs | None = None) -> bytes:
         if found is None and self.obfuscation is UNSET:

@@ -16,7 +16,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType, structs
 from slipring.base.errors import InvalidRequest, UnsupportedParameter, quoted
 from slipring.protocol import wire
 from slipring.protocol.chat_completions.completion import CalledCustomTool, CalledFunction
-from slipring.protocol.chat_completions.error_paths import (
+from slipring.protocol.chat_completions.errors import (
     CALL,
     CUSTOM_CALL,
     LEGACY_CALL,

@@ -1,10 +1,8 @@
-"""The body of ``POST /v1/chat/completions``: decodes it, and refuses by name what is not supported.
+"""Requests for chat completions: the fields that they may have, and the create request that they become.
 
-``tools`` and ``tool_choice`` of a request, also in their older form, as the protocol's own tools.
-
-The bytes of a tool depend on its definition alone, not on the order of the fields around it.
-
-One request of the Chat Completions API: read as a create request, answered with what its events become.
+What is not supported is refused by name. ``tools`` and ``tool_choice``, also in their older form, become the
+protocol's own: the bytes of a tool depend on its definition alone, not on the order of the fields around it.
+``ChatTranslation`` serves one request, and answers it with what the events of its choices become.
 """
 
 from typing import Annotated, Any, Literal, TypeVar
@@ -23,7 +21,7 @@ from slipring.protocol.chat_completions.completion import (
     moderation_of,
     usage_of,
 )
-from slipring.protocol.chat_completions.error_paths import CUSTOM, FUNCTION, LEGACY_FUNCTION, Place, Places
+from slipring.protocol.chat_completions.errors import CUSTOM, FUNCTION, LEGACY_FUNCTION, Place, Places
 from slipring.protocol.chat_completions.history import History
 from slipring.protocol.endpoints import translation
 from slipring.protocol.endpoints.translation import ErrorReply, Translation
@@ -47,22 +45,6 @@ from slipring.protocol.requests import (
 from slipring.protocol.responses import Response, Usage
 from slipring.protocol.tools.tool_types import MOST_TOOLS
 
-
-class ChatSchema(Struct, omit_defaults=True):
-    """A ``json_schema`` as a client sends it. Its fields are checked where the protocol's own format is."""
-
-    name: str | UnsetType = UNSET
-    schema: Raw | UnsetType = UNSET
-    strict: bool | UnsetType | None = UNSET
-    description: str | UnsetType | None = UNSET
-
-
-class ChatFormat(Struct):
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: ChatSchema | None = None
-
-
-FORMAT = msgspec.json.Decoder(ChatFormat)
 T = TypeVar("T")
 MOST_CHOICES = 8
 """The largest ``n``."""
@@ -91,6 +73,20 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
 }
 """Fields that would change the answer and that no engine is given, with the values that change nothing beside
 null: with any other one, the request is refused."""
+
+
+class ChatSchema(Struct, omit_defaults=True):
+    """A ``json_schema`` as a client sends it. Its fields are checked where the protocol's own format is."""
+
+    name: str | UnsetType = UNSET
+    schema: Raw | UnsetType = UNSET
+    strict: bool | UnsetType | None = UNSET
+    description: str | UnsetType | None = UNSET
+
+
+class ChatFormat(Struct):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: ChatSchema | None = None
 
 
 class ChatStreamOptions(Struct):
@@ -159,11 +155,12 @@ _request: msgspec.json.Decoder[ChatRequest] = msgspec.json.Decoder(
     msgspec.defstruct("Received", [(name, Raw | UnsetType, UNSET) for name in _NEUTRAL], bases=(ChatRequest,))
 )
 _value = msgspec.json.Decoder()
-STOP: msgspec.json.Decoder[str | list[str]] = msgspec.json.Decoder(StopSequence | StopSequences)
-BIAS: msgspec.json.Decoder[dict[int, float]] = msgspec.json.Decoder(LogitBias)
-METADATA: msgspec.json.Decoder[dict[str, str]] = msgspec.json.Decoder(Metadata)
-MODERATION = msgspec.json.Decoder(ModerationConfig)
-TEMPLATE_ARGUMENTS = msgspec.json.Decoder(dict[str, Any])
+_format = msgspec.json.Decoder(ChatFormat)
+_stop: msgspec.json.Decoder[str | list[str]] = msgspec.json.Decoder(StopSequence | StopSequences)
+_bias: msgspec.json.Decoder[dict[int, float]] = msgspec.json.Decoder(LogitBias)
+_metadata: msgspec.json.Decoder[dict[str, str]] = msgspec.json.Decoder(Metadata)
+_moderation = msgspec.json.Decoder(ModerationConfig)
+_template_arguments = msgspec.json.Decoder(dict[str, Any])
 
 
 def read_request(body: bytes) -> ChatRequest:
@@ -178,7 +175,7 @@ def read_request(body: bytes) -> ChatRequest:
     return request
 
 
-def short(sent: Raw | UnsetType, name: str, decoder: wire.Decoder[T]) -> T | None:
+def _short(sent: Raw | UnsetType, name: str, decoder: wire.Decoder[T]) -> T | None:
     """Decode a field of bounded length; None if it is absent or null."""
     given = wire.given(sent)
     if given is None:
@@ -353,7 +350,7 @@ def _custom_tool(custom: ChatCustomTool, where: str) -> CustomTool:
 
 def _read_choice(request: ChatRequest) -> Raw | UnsetType:
     """The ``tool_choice`` of a create request."""
-    choice = short(request.tool_choice, "tool_choice", _choice)
+    choice = _short(request.tool_choice, "tool_choice", _choice)
     if choice is None:
         return _read_function_choice(request.function_call)
     if isinstance(choice, str):
@@ -370,7 +367,7 @@ def _read_choice(request: ChatRequest) -> Raw | UnsetType:
 
 
 def _read_function_choice(sent: Raw | UnsetType) -> Raw | UnsetType:
-    choice = short(sent, "function_call", _function_choice)
+    choice = _short(sent, "function_call", _function_choice)
     if choice is None:
         return UNSET
     return wire.raw(choice if isinstance(choice, str) else NamedTool("function", choice.name))
@@ -387,15 +384,6 @@ def _named(tool: ChatNamedTool, where: str) -> NamedTool:
 
 _LOGPROBS = "message.output_text.logprobs"
 _NO_PLACES = Places((), (), {}, lambda number: None)
-
-
-class JsonSchemaFormat(Struct, tag_field="type", tag="json_schema"):
-    """The protocol's own format. UNSET fields are left out, so that its decoder names what is missing."""
-
-    name: str | UnsetType
-    schema: Raw | UnsetType
-    strict: bool | UnsetType
-    description: str | UnsetType
 
 
 class ChatTranslation(Translation):
@@ -532,11 +520,11 @@ def _create(sent: ChatRequest, history: History, offer: ToolOffer) -> ResentHist
         seed=sent.seed,
         top_k=sent.top_k if sent.top_k is not None and sent.top_k > 0 else None,
         stop=_stop_sequences(sent) or None,
-        token_bias=short(sent.logit_bias, "logit_bias", BIAS) or None,
-        metadata=short(sent.metadata, "metadata", METADATA),
+        token_bias=_short(sent.logit_bias, "logit_bias", _bias) or None,
+        metadata=_short(sent.metadata, "metadata", _metadata),
         prompt_cache_key=sent.prompt_cache_key,
         safety_identifier=sent.safety_identifier,
-        moderation=short(sent.moderation, "moderation", MODERATION),
+        moderation=_short(sent.moderation, "moderation", _moderation),
         stream_options=StreamOptions(True) if padded else None,
         stream=sent.stream,
     )
@@ -549,7 +537,7 @@ def _effort_of(sent: ChatRequest) -> Effort | None:
 
 
 def _template_switch(sent: ChatRequest) -> bool | None:
-    given = short(sent.chat_template_kwargs, "chat_template_kwargs", TEMPLATE_ARGUMENTS) or {}
+    given = _short(sent.chat_template_kwargs, "chat_template_kwargs", _template_arguments) or {}
     switch: bool | None = None
     for name, value in given.items():
         param = f"chat_template_kwargs.{name[:64]}"
@@ -564,7 +552,7 @@ def _template_switch(sent: ChatRequest) -> bool | None:
 
 
 def _stop_sequences(sent: ChatRequest) -> list[str]:
-    given = short(sent.stop, "stop", STOP)
+    given = _short(sent.stop, "stop", _stop)
     return [given] if isinstance(given, str) else given or []
 
 
@@ -574,12 +562,21 @@ def _top_logprobs(sent: ChatRequest) -> int | None:
     return sent.top_logprobs
 
 
+class JsonSchemaFormat(Struct, tag_field="type", tag="json_schema"):
+    """The protocol's own format. UNSET fields are left out, so that its decoder names what is missing."""
+
+    name: str | UnsetType
+    schema: Raw | UnsetType
+    strict: bool | UnsetType
+    description: str | UnsetType
+
+
 def _read_format(sent: Raw | UnsetType) -> Raw | UnsetType:
     """The ``text.format`` of a create request."""
     given = wire.given(sent)
     if given is None:
         return UNSET
-    format = wire.decode(FORMAT, given, where="response_format")
+    format = wire.decode(_format, given, where="response_format")
     if format.type != "json_schema":
         return wire.raw({"type": format.type})
     schema = format.json_schema

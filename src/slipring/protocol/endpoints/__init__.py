@@ -1,1 +1,1 @@
-"""Request and reply types of the endpoints beside `/v1/responses`."""
+"""What HTTP endpoints read and write: the APIs as translations, the smaller bodies, headers of quotas."""

@@ -1,13 +1,8 @@
-"""``POST /v1/responses/compact``: the request, and the compacted window that it returns.
+"""JSON bodies of the endpoints beside ``/v1/responses``, as they are read and as they are written.
 
-The conversations endpoints: their requests, and the conversation object.
-
-``POST /v1/moderations``: the request, and the results that it returns.
-
-JSON bodies of the smaller endpoints: item pages, models, token counts, deletions, turn lists, health.
-
-Codex asks for models in a form of its own with ``GET /v1/models?client_version=…``, or reads it from a file
-that its setting ``model_catalog_json`` names.
+They belong to compacting, conversations, moderations, pages of items, token counts, deletions, models, lists
+of turns, and health. Codex asks for models in a form of its own with ``GET /v1/models?client_version=…``, or
+reads it from a file that its setting ``model_catalog_json`` names.
 """
 
 from typing import Annotated, Final, Literal
@@ -30,6 +25,15 @@ from slipring.protocol.responses import Usage
 from slipring.protocol.turn_report import TurnReport
 
 _TRIGGER = b'{"type":"compaction_trigger"}'
+_MOST_NEW_ITEMS = 20
+_NewItems = Annotated[list[Raw], Meta(max_length=_MOST_NEW_ITEMS)]
+_MOST_INPUTS = 256
+MODERATION_CATEGORIES: Final = (
+    *("harassment", "harassment/threatening", "hate", "hate/threatening", "illicit", "illicit/violent"),
+    *("self-harm", "self-harm/instructions", "self-harm/intent", "sexual", "sexual/minors"),
+    *("violence", "violence/graphic"),
+)
+"""The categories of the API. Clients with strict types expect all of them in every result."""
 
 
 class CompactRequest(Struct):
@@ -75,7 +79,7 @@ class Window(Struct):
 
 
 _compact_request = msgspec.json.Decoder(CompactRequest)
-_input = msgspec.json.Decoder(str | list[Raw])
+_compact_input = msgspec.json.Decoder(str | list[Raw])
 
 
 def read_compact(body: bytes) -> CompactRequest:
@@ -86,13 +90,9 @@ def _triggered(data: Raw | UnsetType) -> Raw:
     sent = wire.given(data)
     if sent is not None:
         wire.require_few(sent, MOST_ITEMS, "input", "items")
-    value = wire.decode(_input, sent, where="input") if sent is not None else []
+    value = wire.decode(_compact_input, sent, where="input") if sent is not None else []
     items = [wire.raw({"role": "user", "content": value})] if isinstance(value, str) else value
     return Raw(b"[" + b",".join([*map(bytes, items), _TRIGGER]) + b"]")
-
-
-_MOST_NEW = 20
-_NewItems = Annotated[list[Raw], Meta(max_length=_MOST_NEW)]
 
 
 class CreateConversation(Struct):
@@ -115,50 +115,41 @@ class ConversationObject(Struct):
     object: Literal["conversation"] = "conversation"
 
 
-class _Fields(Struct):
+class _ConversationFields(Struct):
     items: Raw | UnsetType = UNSET
     metadata: Raw | UnsetType = UNSET
 
 
-_fields = msgspec.json.Decoder(_Fields)
-_create = msgspec.json.Decoder(CreateConversation)
-_update = msgspec.json.Decoder(UpdateConversation)
-_add = msgspec.json.Decoder(AddItems)
+_conversation_fields = msgspec.json.Decoder(_ConversationFields)
+_new_conversation = msgspec.json.Decoder(CreateConversation)
+_conversation_update = msgspec.json.Decoder(UpdateConversation)
+_added_items = msgspec.json.Decoder(AddItems)
 
 
 def read_creation(body: bytes) -> CreateConversation:
     _refuse_long_fields(body)
-    return wire.decode(_create, body)
+    return wire.decode(_new_conversation, body)
 
 
 def read_update(body: bytes) -> UpdateConversation:
     _refuse_long_fields(body)
-    return wire.decode(_update, body)
+    return wire.decode(_conversation_update, body)
 
 
 def read_addition(body: bytes) -> AddItems:
     _refuse_long_fields(body)
-    return wire.decode(_add, body)
+    return wire.decode(_added_items, body)
 
 
 def _refuse_long_fields(body: bytes) -> None:
     """Refuse fields that would take long to decode, without decoding them."""
     if len(body) <= wire.LONG_BYTES:
         return
-    fields = wire.decode(_fields, body)
+    fields = wire.decode(_conversation_fields, body)
     if (metadata := wire.given(fields.metadata)) is not None:
         wire.require_short(metadata, "metadata")
     if (items := wire.given(fields.items)) is not None:
-        wire.require_few(items, _MOST_NEW, "items", "items")
-
-
-_MOST_INPUTS = 256
-CATEGORIES: Final = (
-    *("harassment", "harassment/threatening", "hate", "hate/threatening", "illicit", "illicit/violent"),
-    *("self-harm", "self-harm/instructions", "self-harm/intent", "sexual", "sexual/minors"),
-    *("violence", "violence/graphic"),
-)
-"""The categories of the API. Clients with strict types expect all of them in every result."""
+        wire.require_few(items, _MOST_NEW_ITEMS, "items", "items")
 
 
 class ModerationRequest(Struct):
@@ -190,7 +181,7 @@ class ModerationResult(Struct):
     @classmethod
     def of(cls, scores: dict[str, float], flagged: set[str]) -> "ModerationResult":
         """A result with all categories of the API, and those that checks report besides."""
-        names = (*CATEGORIES, *(name for name in scores if name not in CATEGORIES))
+        names = (*MODERATION_CATEGORIES, *(name for name in scores if name not in MODERATION_CATEGORIES))
         return cls(
             flagged=bool(flagged),
             categories={name: name in flagged for name in names},
@@ -206,22 +197,22 @@ class ModerationAnswer(Struct):
 
 
 _moderation_request = msgspec.json.Decoder(ModerationRequest)
-_inputs: msgspec.json.Decoder[str | list[str]] = msgspec.json.Decoder(Inputs)
-_parts: msgspec.json.Decoder[list[TextPart | ImagePart]] = msgspec.json.Decoder(Parts)
+_moderation_inputs: msgspec.json.Decoder[str | list[str]] = msgspec.json.Decoder(Inputs)
+_moderation_parts: msgspec.json.Decoder[list[TextPart | ImagePart]] = msgspec.json.Decoder(Parts)
 
 
 def read_moderation(body: bytes) -> ModerationRequest:
     return wire.decode(_moderation_request, body)
 
 
-def read_texts(given: Raw) -> list[str]:
+def read_moderation_texts(given: Raw) -> list[str]:
     """The texts to classify, one for each result. A list of parts is one input."""
     data = bytes(given)
     if not data.removeprefix(b"[").lstrip().startswith(b"{"):
-        inputs = wire.decode(_inputs, data, where="input")
+        inputs = wire.decode(_moderation_inputs, data, where="input")
         return [inputs] if isinstance(inputs, str) else inputs
     texts = []
-    for index, part in enumerate(wire.decode(_parts, data, where="input")):
+    for index, part in enumerate(wire.decode(_moderation_parts, data, where="input")):
         if isinstance(part, ImagePart):
             raise UnsupportedParameter(
                 f"Unsupported value: 'input[{index}]' is an image, and this server's checks read text.",

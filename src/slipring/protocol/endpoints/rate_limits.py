@@ -1,4 +1,4 @@
-"""How much of a quota is left, and the headers by which clients of the OpenAI APIs know it."""
+"""How much of a quota is left, and the headers by which clients of each API know it."""
 
 from collections.abc import Iterable
 from typing import Literal
@@ -17,7 +17,7 @@ class RateLimit(Struct, frozen=True):
     resets_in_s: int
 
 
-def headers_of(limits: Iterable[RateLimit]) -> dict[str, str]:
+def openai_headers(limits: Iterable[RateLimit]) -> dict[str, str]:
     """The ``x-ratelimit-*`` headers."""
     return {
         f"x-ratelimit-{field}-{limit.unit}": value

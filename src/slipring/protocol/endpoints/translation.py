@@ -122,7 +122,7 @@ class Translation:
 
     def limit_headers(self, limits: Sequence[RateLimit]) -> dict[str, str]:
         """The headers that say how much of the client's quotas is left."""
-        return rate_limits.headers_of(limits)
+        return rate_limits.openai_headers(limits)
 
 
 RESPONSES = Translation()

@@ -1,15 +1,14 @@
-"""Headers of image files: PNG, JPEG, GIF and WebP. Tells the type by content, and the size in pixels.
-
-No pixel is decoded. The structure of a file is walked to its end, or to the end of its first frame: a file
-that was cut off is found, and so is one whose parts disagree about its size. A decoder therefore allocates
-what the header says and nothing else. The work is linear in the bytes, and bounded by a number of parts.
-
-Pictures in items: what is known of a picture without decoding it.
+"""Pictures in items: which images an item has, of what type and size they are, and which are refused.
 
 The data of a picture stands in its item, as a data URL, and nowhere else. A ``Picture`` is what the rest of
 the server knows of it: its digest, by which pictures are compared, its type, and its size. ``attached`` says
 which images and files an item has: an item with megabytes of them is decoded once, where requests are
 decoded, and never for a look at its parts.
+
+The type and the size come from the header of the file: PNG, JPEG, GIF or WebP. No pixel is decoded. The
+structure of a file is walked to its end, or to the end of its first frame: a file that was cut off is found,
+and so is one whose parts disagree about its size. A decoder therefore allocates what the header says and
+nothing else. The work is linear in the bytes, and bounded by a number of parts.
 """
 
 import binascii
@@ -33,12 +32,376 @@ from slipring.protocol.items.items import (
     Message,
     Part,
     computed_once,
+    may_be_models,
     may_have_images,
     raw_digest,
 )
 from slipring.protocol.items.pdf_documents import Document, document_in
 
 MediaType = Literal["image/png", "image/jpeg", "image/gif", "image/webp"]
+ALL_TYPES: tuple[MediaType, ...] = get_args(MediaType)
+_SHORT_NAMES = {media_type: media_type.removeprefix("image/").upper() for media_type in ALL_TYPES}
+_SHORT_NAMES["image/webp"] = "WebP"
+_OTHER_SPELLINGS = {"image/jpg": "image/jpeg", "image/pjpeg": "image/jpeg", "image/x-png": "image/png"}
+_DATA_URL = re.compile(r"data:([^;,\"]{0,100})((?:;[^;,\"]{0,100}){0,8}),", re.IGNORECASE)
+_LONGEST_HEAD = 1024
+_LONGEST_ADDRESS = 8192
+ELSEWHERE = "elsewhere"
+"""An image that has an address or a file id in place of its data."""
+A_FILE = "file"
+_OF_ROLE = "in a message of the role "
+_DIGEST_BYTES = 32
+_fields = msgspec.json.Decoder(dict[str, Raw])
+_parts = msgspec.json.Decoder(list[Raw])
+
+
+class Picture(Struct, frozen=True):
+    """A picture without its data."""
+
+    digest: str
+    """BLAKE2b of the data, as 64 hexadecimal digits."""
+    media_type: MediaType
+    """By content."""
+    width: int
+    height: int
+    size_bytes: int
+    """Of the data, not of its base64."""
+    detail: str | None = None
+    """As the client asks for; None: ``auto``."""
+
+
+class BadPicture(InvalidRequest):
+    """A picture that cannot be shown to any model. ``place``: of its part, within the item."""
+
+    def __init__(self, reason: str, code: str, place: int = 0) -> None:
+        super().__init__(f"The image {reason}.", code=code)
+        self.reason = reason
+        self.place = place
+
+    def placed(self, item: Item, index: int) -> "BadPicture":
+        """The same error, which names the field of a request."""
+        image = next(image for image in images_of(item) if image.place == self.place)
+        self.param = image_param(item, index, image)
+        self.message = f"Invalid '{self.param}': {self.message[0].lower()}{self.message[1:]}"
+        return self
+
+
+class Attached(Struct, frozen=True):
+    """An image or a file among the parts of an item, without its data."""
+
+    place: int
+    """Among the parts."""
+    is_image: bool
+    has_data: bool = False
+    """Whether it is an image whose data is in its item."""
+    url: str | None = None
+    """The address of an image without its data; empty if it is too long for one."""
+    has_file_id: bool = False
+    document: Document | None = None
+    """Set if it is a PDF file whose data is in its item."""
+
+
+class Attachments(Struct, frozen=True):
+    """The images and files of an item."""
+
+    role: str | None
+    """Of a message; None for outputs of calls."""
+    parts: tuple[Attached, ...]
+
+
+_NONE_ATTACHED = Attachments(None, ())
+
+
+@computed_once
+def attached(item: Item) -> Attachments:
+    """Which images and files an item has."""
+    if not may_have_images(item):
+        return _NONE_ATTACHED
+    body = item.body()
+    return Attachments(body.role if isinstance(body, Message) else None, tuple(_outlines(_parts_in(body))))
+
+
+def _outlines(parts: Sequence[Part]) -> Iterator[Attached]:
+    for place, part in enumerate(parts):
+        if isinstance(part, InputImage):
+            url = part.image_url
+            has_data = url is not None and is_data(url)
+            address = None if url is None or has_data else url if len(url) <= _LONGEST_ADDRESS else ""
+            yield Attached(place, True, has_data, address, part.file_id is not None)
+        elif isinstance(part, InputFile):
+            yield Attached(place, False, document=document_in(part))
+
+
+def part_param(item: Item, index: int, place: int) -> str:
+    """How errors name a part of the content or output of an item: by the position of both."""
+    if item.type != "computer_call_output":
+        return f"input[{index}].{'content' if item.type == 'message' else 'output'}[{place}]"
+    has_url = any(part.has_data or part.url is not None for part in attached(item).parts)
+    return f"input[{index}].output.{'image_url' if has_url else 'file_id'}"
+
+
+def image_param(item: Item, index: int, image: Attached) -> str:
+    """How errors name an image: by its URL, or by its file id if it has no URL."""
+    where = part_param(item, index, image.place)
+    if item.type == "computer_call_output":
+        return where
+    is_file = not image.has_data and image.url is None and image.has_file_id
+    return f"{where}.{'file_id' if is_file else 'image_url'}"
+
+
+def role_of(item: Item) -> str | None:
+    """The role of a message; None for other items."""
+    if item.type != "message":
+        return None
+    if may_have_images(item):
+        return attached(item).role
+    body = item.body()
+    return body.role if isinstance(body, Message) else None
+
+
+def images_of(item: Item) -> list[Attached]:
+    """The images of an item, whether it has their data or not."""
+    return [part for part in attached(item).parts if part.is_image]
+
+
+def image_parts(item: Item) -> Iterator[tuple[int, InputImage]]:
+    """The images of an item with their data, each with its place among the parts. Decodes the item: not for
+    the event loop."""
+    if may_have_images(item):
+        for place, part in enumerate(parts_of(item)):
+            if isinstance(part, InputImage):
+                yield place, part
+
+
+def parts_of(item: Item) -> Sequence[Part]:
+    """The parts of a message, or of the output of a call; none if that is a text. Decodes the item: not for
+    the event loop, unless the item is small."""
+    return _parts_in(item.body())
+
+
+def _parts_in(body: Body) -> Sequence[Part]:
+    content: object = None
+    if isinstance(body, Message):
+        content = body.content
+    elif isinstance(body, CallOutput):
+        content = body.output
+    return content if isinstance(content, list) else ()
+
+
+@computed_once
+def image_count(item: Item) -> int:
+    """How many images an item has, whether it has their data or not."""
+    return len(images_of(item))
+
+
+@computed_once
+def file_count(item: Item) -> int:
+    """How many files an item has."""
+    return sum(not part.is_image for part in attached(item).parts)
+
+
+def pictures(item: Item) -> tuple[Picture, ...]:
+    """The pictures of an item whose data it has, in the order of its parts. Raises ``BadPicture``. The data
+    is read once: the result is kept with the item, also if it is bad."""
+    found = _examined(item)
+    if isinstance(found, _Fault):
+        raise BadPicture(*found)
+    return found
+
+
+class _Fault(NamedTuple):
+    """The arguments of a ``BadPicture``. An exception would keep all that its frames refer to."""
+
+    reason: str
+    code: str
+    place: int
+
+
+@computed_once
+def _examined(item: Item) -> tuple[Picture, ...] | _Fault:
+    return _pictures_in(parts_of(item)) if may_have_images(item) else ()
+
+
+def _pictures_in(parts: Sequence[Part]) -> tuple[Picture, ...] | _Fault:
+    found: list[Picture] = []
+    for place, part in enumerate(parts):
+        if isinstance(part, InputImage) and part.image_url is not None and is_data(part.image_url):
+            try:
+                found.append(picture_of(part.image_url, part.detail))
+            except BadPicture as error:
+                return _Fault(error.reason, error.code, place)
+    return tuple(found)
+
+
+@computed_once
+def attachments(item: Item) -> frozenset[str]:
+    """What an item has beside texts: the types of its pictures, ``ELSEWHERE``, ``A_FILE``, and the role of a
+    message with images, unless that is the user's. Nothing is known of pictures that are not valid."""
+    has = attached(item)
+    if not has.parts:
+        return frozenset()
+    try:
+        found: set[str] = {picture.media_type for picture in pictures(item)}
+    except BadPicture:
+        found = set()
+    if has.role not in (None, "user") and image_count(item):
+        found.add(f"{_OF_ROLE}{has.role}")
+    for part in has.parts:
+        if not part.is_image:
+            found.add(A_FILE)
+        elif not part.has_data:
+            found.add(ELSEWHERE)
+    return frozenset(found)
+
+
+def examine(item: Item) -> None:
+    """Work out what later looks at an item need, and keep it with the item. Takes time in proportion to the
+    item: those of large requests are examined in the thread that decodes them."""
+    kept = item.__dict__
+    if may_have_images(item) and attached.__name__ not in kept:
+        body = item.body()  # once for both
+        parts = _parts_in(body)
+        kept[_examined.__name__] = _pictures_in(parts)
+        role = body.role if isinstance(body, Message) else None
+        kept[attached.__name__] = Attachments(role, tuple(_outlines(parts)))
+    attachments(item)
+    may_be_models(item)
+    raw_digest(item)
+    data_spans(item)
+
+
+def roles_in(attached: Iterable[str]) -> set[str]:
+    """The roles, other than the user's, of messages with images, of what ``attachments`` says."""
+    return {each.removeprefix(_OF_ROLE) for each in attached if each.startswith(_OF_ROLE)}
+
+
+def is_data(url: str) -> bool:
+    """Whether a URL has the data itself."""
+    return url[:5].lower() == "data:"
+
+
+def is_web(url: str) -> bool:
+    """Whether a URL is that of a web server."""
+    return url[:8].lower().startswith(("http://", "https://"))
+
+
+def base64_of(url: str) -> str:
+    """The base64 in the data URL of a picture."""
+    return url[url.index(",", 0, _LONGEST_HEAD) + 1 :]
+
+
+def plain_url(url: str) -> str:
+    """The data URL of a picture as every server reads it: its type by its usual name, and nothing beside it.
+    llama-server reads no ``DATA:``, and neither it nor vLLM reads ``BASE64``."""
+    head = _DATA_URL.match(url, 0, _LONGEST_HEAD)
+    if head is None:
+        return url
+    plain = f"data:{_type_of(head)};base64,"
+    return url if head[0] == plain else plain + url[head.end() :]
+
+
+def _type_of(head: re.Match[str]) -> str:
+    claimed = head[1].strip().lower()
+    return _OTHER_SPELLINGS.get(claimed, claimed)
+
+
+def picture_of(url: str, detail: str | None = None) -> Picture:
+    """What is known of the picture in a data URL. Raises ``BadPicture``."""
+    head = _DATA_URL.match(url, 0, _LONGEST_HEAD)
+    if head is None or head[2].lower().rpartition(";")[2] != "base64":
+        raise BadPicture(
+            "must be a data URL such as 'data:image/png;base64,…', with base64", "invalid_image_url"
+        )
+    claimed = _type_of(head)
+    if claimed not in _SHORT_NAMES:
+        raise BadPicture(
+            f"has the type {quoted(claimed)}; supported are {', '.join(ALL_TYPES)}",
+            "unsupported_image_media_type",
+        )
+    data = decoded(url, head.end())
+    return picture_in(data, claimed, detail)
+
+
+def decoded(url: str, start: int) -> bytes:
+    """The data of base64 that begins there. Raises ``BadPicture``."""
+    try:
+        data = binascii.a2b_base64(url[start:], strict_mode=True)
+    except ValueError:
+        raise BadPicture(
+            "is not valid base64: the standard alphabet, padded, without line breaks", "invalid_base64_image"
+        ) from None
+    if not data:
+        raise BadPicture("has no data", "empty_image_file")
+    return data
+
+
+def picture_in(data: bytes, claimed: str, detail: str | None = None) -> Picture:
+    """What is known of a picture that is said to be of the type ``claimed``. Raises ``BadPicture``."""
+    try:
+        header = read_image_header(data)
+    except BrokenImage as error:
+        raise BadPicture(f"cannot be read: it {error}", "image_parse_error") from None
+    if header is None:
+        raise BadPicture(
+            f"is none of the supported types by its content, which are {', '.join(ALL_TYPES)}",
+            "unsupported_image_media_type",
+        )
+    if header.media_type != claimed:
+        raise BadPicture(
+            f"is said to be {claimed}, but by its content it is {header.media_type}", "invalid_image_format"
+        )
+    digest = blake2b(data, digest_size=_DIGEST_BYTES).hexdigest()
+    detail = None if detail == "auto" else detail
+    return Picture(digest, header.media_type, header.width, header.height, len(data), detail)
+
+
+@computed_once
+def without_images(item: Item) -> Item:
+    """A message with a line of text in place of each image, which says what it was. Its pictures must be
+    valid."""
+    images = images_of(item)
+    if not images:
+        return item
+    found = dict(zip((image.place for image in images if image.has_data), pictures(item), strict=True))
+    fields, parts = _without_data(item, found) or _content_of(item.raw)
+    for image in images:
+        shown = described(found[image.place]) if image.has_data else "image"
+        parts[image.place] = {"type": "input_text", "text": f"[{shown}]"}
+    return structs.replace(item, raw=wire.encode({**fields, "content": parts}))
+
+
+_Content = tuple[dict[str, Raw], list[object]]
+
+
+def _content_of(raw: bytes) -> _Content:
+    """The fields of a message, and its parts."""
+    fields = _fields.decode(raw)
+    return fields, list(_parts.decode(fields["content"]))
+
+
+def _without_data(item: Item, found: Mapping[int, Picture]) -> _Content | None:
+    """The same without the data of pictures, which takes no time in proportion to it: where data stands was
+    found when the item was examined. None if some of it may stand elsewhere than in the pictures."""
+    raw, spans = item.raw, data_spans(item)
+    kept, at = [], 0
+    for span in spans:
+        if raw[span.end : span.end + 1] != b'"' or raw[span.end - 1 : span.end] == b"\\":
+            return None  # it does not end with its string
+        kept.append(raw[at : span.start])
+        at = span.end
+    fields, parts = _content_of(b"".join([*kept, raw[at:]]))
+    large = [place for place, picture in found.items() if -(-picture.size_bytes // 3) * 4 >= LEAST_BYTES]
+    emptied = [place for place in large if len(bytes(cast(Raw, parts[place]))) < LEAST_BYTES]
+    # Each of them has lost data, and no more was cut out: so each has lost its own, and nothing else has.
+    return (fields, parts) if len(large) == len(emptied) == len(spans) else None
+
+
+def described(picture: Picture) -> str:
+    """What a picture is, in words."""
+    return f"{_SHORT_NAMES[picture.media_type]} picture, {picture.width} × {picture.height}"
+
+
+# Headers of image files.
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 _MOST_CHUNKS = 20_000
@@ -275,371 +638,3 @@ _TYPES: tuple[tuple[Callable[[bytes], bool], MediaType, Callable[[bytes], tuple[
     (lambda data: data.startswith((b"GIF87a", b"GIF89a")), "image/gif", _read_gif),
     (lambda data: data[:4] == b"RIFF" and data[8:12] == b"WEBP", "image/webp", _read_webp),
 )
-
-ALL_TYPES: tuple[MediaType, ...] = get_args(MediaType)
-_NAMES = {media_type: media_type.removeprefix("image/").upper() for media_type in ALL_TYPES}
-_NAMES["image/webp"] = "WebP"
-_OTHER_SPELLINGS = {"image/jpg": "image/jpeg", "image/pjpeg": "image/jpeg", "image/x-png": "image/png"}
-_DATA_URL = re.compile(r"data:([^;,\"]{0,100})((?:;[^;,\"]{0,100}){0,8}),", re.IGNORECASE)
-_LONGEST_HEAD = 1024
-_LONGEST_ADDRESS = 8192
-ELSEWHERE = "elsewhere"
-"""An image that has an address or a file id in place of its data."""
-A_FILE = "file"
-_OF_ROLE = "in a message of the role "
-_DIGEST_BYTES = 32
-_fields = msgspec.json.Decoder(dict[str, Raw])
-_parts = msgspec.json.Decoder(list[Raw])
-
-
-class Picture(Struct, frozen=True):
-    """A picture without its data."""
-
-    digest: str
-    """BLAKE2b of the data, as 64 hexadecimal digits."""
-    media_type: MediaType
-    """By content."""
-    width: int
-    height: int
-    size_bytes: int
-    """Of the data, not of its base64."""
-    detail: str | None = None
-    """As the client asks for; None: ``auto``."""
-
-
-class BadPicture(InvalidRequest):
-    """A picture that cannot be shown to any model. ``place``: of its part, within the item."""
-
-    def __init__(self, reason: str, code: str, place: int = 0) -> None:
-        super().__init__(f"The image {reason}.", code=code)
-        self.reason = reason
-        self.place = place
-
-    def placed(self, item: Item, index: int) -> "BadPicture":
-        """The same error, which names the field of a request."""
-        image = next(image for image in images_of(item) if image.place == self.place)
-        self.param = image_param(item, index, image)
-        self.message = f"Invalid '{self.param}': {self.message[0].lower()}{self.message[1:]}"
-        return self
-
-
-class Attached(Struct, frozen=True):
-    """An image or a file among the parts of an item, without its data."""
-
-    place: int
-    """Among the parts."""
-    is_image: bool
-    has_data: bool = False
-    """Whether it is an image whose data is in its item."""
-    url: str | None = None
-    """The address of an image without its data; empty if it is too long for one."""
-    has_file_id: bool = False
-    document: Document | None = None
-    """Set if it is a PDF file whose data is in its item."""
-
-
-class Attachments(Struct, frozen=True):
-    """The images and files of an item."""
-
-    role: str | None
-    """Of a message; None for outputs of calls."""
-    parts: tuple[Attached, ...]
-
-
-_NONE_ATTACHED = Attachments(None, ())
-
-
-@computed_once
-def attached(item: Item) -> Attachments:
-    """Which images and files an item has."""
-    if not may_have_images(item):
-        return _NONE_ATTACHED
-    body = item.body()
-    return Attachments(body.role if isinstance(body, Message) else None, tuple(_outlines(_parts_in(body))))
-
-
-def _outlines(parts: Sequence[Part]) -> Iterator[Attached]:
-    for place, part in enumerate(parts):
-        if isinstance(part, InputImage):
-            url = part.image_url
-            has_data = url is not None and is_data(url)
-            address = None if url is None or has_data else url if len(url) <= _LONGEST_ADDRESS else ""
-            yield Attached(place, True, has_data, address, part.file_id is not None)
-        elif isinstance(part, InputFile):
-            yield Attached(place, False, document=document_in(part))
-
-
-def part_param(item: Item, index: int, place: int) -> str:
-    """How errors name a part of the content or output of an item: by the position of both."""
-    if item.type != "computer_call_output":
-        return f"input[{index}].{'content' if item.type == 'message' else 'output'}[{place}]"
-    has_url = any(part.has_data or part.url is not None for part in attached(item).parts)
-    return f"input[{index}].output.{'image_url' if has_url else 'file_id'}"
-
-
-def image_param(item: Item, index: int, image: Attached) -> str:
-    """How errors name an image: by its URL, or by its file id if it has no URL."""
-    where = part_param(item, index, image.place)
-    if item.type == "computer_call_output":
-        return where
-    is_file = not image.has_data and image.url is None and image.has_file_id
-    return f"{where}.{'file_id' if is_file else 'image_url'}"
-
-
-@computed_once
-def may_be_models(item: Item) -> bool:
-    """Whether the item may be one that a model has written. May be wrong for a message that only mentions the
-    role of a model, which does no harm where this is asked."""
-    return item.type != "message" or b'"assistant"' in item.raw
-
-
-def role_of(item: Item) -> str | None:
-    """The role of a message; None for other items."""
-    if item.type != "message":
-        return None
-    if may_have_images(item):
-        return attached(item).role
-    body = item.body()
-    return body.role if isinstance(body, Message) else None
-
-
-def images_of(item: Item) -> list[Attached]:
-    """The images of an item, whether it has their data or not."""
-    return [part for part in attached(item).parts if part.is_image]
-
-
-def image_parts(item: Item) -> Iterator[tuple[int, InputImage]]:
-    """The images of an item with their data, each with its place among the parts. Decodes the item: not for
-    the event loop."""
-    if may_have_images(item):
-        for place, part in enumerate(parts_of(item)):
-            if isinstance(part, InputImage):
-                yield place, part
-
-
-def parts_of(item: Item) -> Sequence[Part]:
-    """The parts of a message, or of the output of a call; none if that is a text. Decodes the item: not for
-    the event loop, unless the item is small."""
-    return _parts_in(item.body())
-
-
-def _parts_in(body: Body) -> Sequence[Part]:
-    content: object = None
-    if isinstance(body, Message):
-        content = body.content
-    elif isinstance(body, CallOutput):
-        content = body.output
-    return content if isinstance(content, list) else ()
-
-
-@computed_once
-def image_count(item: Item) -> int:
-    """How many images an item has, whether it has their data or not."""
-    return len(images_of(item))
-
-
-@computed_once
-def file_count(item: Item) -> int:
-    """How many files an item has."""
-    return sum(not part.is_image for part in attached(item).parts)
-
-
-def pictures(item: Item) -> tuple[Picture, ...]:
-    """The pictures of an item whose data it has, in the order of its parts. Raises ``BadPicture``. The data
-    is read once: the result is kept with the item, also if it is bad."""
-    found = _examined(item)
-    if isinstance(found, _Fault):
-        raise BadPicture(*found)
-    return found
-
-
-class _Fault(NamedTuple):
-    """The arguments of a ``BadPicture``. An exception would keep all that its frames refer to."""
-
-    reason: str
-    code: str
-    place: int
-
-
-@computed_once
-def _examined(item: Item) -> tuple[Picture, ...] | _Fault:
-    return _pictures_in(parts_of(item)) if may_have_images(item) else ()
-
-
-def _pictures_in(parts: Sequence[Part]) -> tuple[Picture, ...] | _Fault:
-    found: list[Picture] = []
-    for place, part in enumerate(parts):
-        if isinstance(part, InputImage) and part.image_url is not None and is_data(part.image_url):
-            try:
-                found.append(picture_of(part.image_url, part.detail))
-            except BadPicture as error:
-                return _Fault(error.reason, error.code, place)
-    return tuple(found)
-
-
-@computed_once
-def attachments(item: Item) -> frozenset[str]:
-    """What an item has beside texts: the types of its pictures, ``ELSEWHERE``, ``A_FILE``, and the role of a
-    message with images, unless that is the user's. Nothing is known of pictures that are not valid."""
-    has = attached(item)
-    if not has.parts:
-        return frozenset()
-    try:
-        found: set[str] = {picture.media_type for picture in pictures(item)}
-    except BadPicture:
-        found = set()
-    if has.role not in (None, "user") and image_count(item):
-        found.add(f"{_OF_ROLE}{has.role}")
-    for part in has.parts:
-        if not part.is_image:
-            found.add(A_FILE)
-        elif not part.has_data:
-            found.add(ELSEWHERE)
-    return frozenset(found)
-
-
-def examine(item: Item) -> None:
-    """Work out what later looks at an item need, and keep it with the item. Takes time in proportion to the
-    item: those of large requests are examined in the thread that decodes them."""
-    kept = item.__dict__
-    if may_have_images(item) and attached.__name__ not in kept:
-        body = item.body()  # once for both
-        parts = _parts_in(body)
-        kept[_examined.__name__] = _pictures_in(parts)
-        role = body.role if isinstance(body, Message) else None
-        kept[attached.__name__] = Attachments(role, tuple(_outlines(parts)))
-    attachments(item)
-    may_be_models(item)
-    raw_digest(item)
-    data_spans(item)
-
-
-def roles_in(attached: Iterable[str]) -> set[str]:
-    """The roles, other than the user's, of messages with images, of what ``attachments`` says."""
-    return {each.removeprefix(_OF_ROLE) for each in attached if each.startswith(_OF_ROLE)}
-
-
-def is_data(url: str) -> bool:
-    """Whether a URL has the data itself."""
-    return url[:5].lower() == "data:"
-
-
-def is_web(url: str) -> bool:
-    """Whether a URL is that of a web server."""
-    return url[:8].lower().startswith(("http://", "https://"))
-
-
-def base64_of(url: str) -> str:
-    """The base64 in the data URL of a picture."""
-    return url[url.index(",", 0, _LONGEST_HEAD) + 1 :]
-
-
-def plain_url(url: str) -> str:
-    """The data URL of a picture as every server reads it: its type by its usual name, and nothing beside it.
-    llama-server reads no ``DATA:``, and neither it nor vLLM reads ``BASE64``."""
-    head = _DATA_URL.match(url, 0, _LONGEST_HEAD)
-    if head is None:
-        return url
-    plain = f"data:{_type_of(head)};base64,"
-    return url if head[0] == plain else plain + url[head.end() :]
-
-
-def _type_of(head: re.Match[str]) -> str:
-    claimed = head[1].strip().lower()
-    return _OTHER_SPELLINGS.get(claimed, claimed)
-
-
-def picture_of(url: str, detail: str | None = None) -> Picture:
-    """What is known of the picture in a data URL. Raises ``BadPicture``."""
-    head = _DATA_URL.match(url, 0, _LONGEST_HEAD)
-    if head is None or head[2].lower().rpartition(";")[2] != "base64":
-        raise BadPicture(
-            "must be a data URL such as 'data:image/png;base64,…', with base64", "invalid_image_url"
-        )
-    claimed = _type_of(head)
-    if claimed not in _NAMES:
-        raise BadPicture(
-            f"has the type {quoted(claimed)}; supported are {', '.join(ALL_TYPES)}",
-            "unsupported_image_media_type",
-        )
-    data = decoded(url, head.end())
-    return picture_in(data, claimed, detail)
-
-
-def decoded(url: str, start: int) -> bytes:
-    """The data of base64 that begins there. Raises ``BadPicture``."""
-    try:
-        data = binascii.a2b_base64(url[start:], strict_mode=True)
-    except ValueError:
-        raise BadPicture(
-            "is not valid base64: the standard alphabet, padded, without line breaks", "invalid_base64_image"
-        ) from None
-    if not data:
-        raise BadPicture("has no data", "empty_image_file")
-    return data
-
-
-def picture_in(data: bytes, claimed: str, detail: str | None = None) -> Picture:
-    """What is known of a picture that is said to be of the type ``claimed``. Raises ``BadPicture``."""
-    try:
-        header = read_image_header(data)
-    except BrokenImage as error:
-        raise BadPicture(f"cannot be read: it {error}", "image_parse_error") from None
-    if header is None:
-        raise BadPicture(
-            f"is none of the supported types by its content, which are {', '.join(ALL_TYPES)}",
-            "unsupported_image_media_type",
-        )
-    if header.media_type != claimed:
-        raise BadPicture(
-            f"is said to be {claimed}, but by its content it is {header.media_type}", "invalid_image_format"
-        )
-    digest = blake2b(data, digest_size=_DIGEST_BYTES).hexdigest()
-    detail = None if detail == "auto" else detail
-    return Picture(digest, header.media_type, header.width, header.height, len(data), detail)
-
-
-@computed_once
-def without_images(item: Item) -> Item:
-    """A message with a line of text in place of each image, which says what it was. Its pictures must be
-    valid."""
-    images = images_of(item)
-    if not images:
-        return item
-    found = dict(zip((image.place for image in images if image.has_data), pictures(item), strict=True))
-    fields, parts = _without_data(item, found) or _content_of(item.raw)
-    for image in images:
-        shown = described(found[image.place]) if image.has_data else "image"
-        parts[image.place] = {"type": "input_text", "text": f"[{shown}]"}
-    return structs.replace(item, raw=wire.encode({**fields, "content": parts}))
-
-
-_Content = tuple[dict[str, Raw], list[object]]
-
-
-def _content_of(raw: bytes) -> _Content:
-    """The fields of a message, and its parts."""
-    fields = _fields.decode(raw)
-    return fields, list(_parts.decode(fields["content"]))
-
-
-def _without_data(item: Item, found: Mapping[int, Picture]) -> _Content | None:
-    """The same without the data of pictures, which takes no time in proportion to it: where data stands was
-    found when the item was examined. None if some of it may stand elsewhere than in the pictures."""
-    raw, spans = item.raw, data_spans(item)
-    kept, at = [], 0
-    for span in spans:
-        if raw[span.end : span.end + 1] != b'"' or raw[span.end - 1 : span.end] == b"\\":
-            return None  # it does not end with its string
-        kept.append(raw[at : span.start])
-        at = span.end
-    fields, parts = _content_of(b"".join([*kept, raw[at:]]))
-    large = [place for place, picture in found.items() if -(-picture.size_bytes // 3) * 4 >= LEAST_BYTES]
-    emptied = [place for place in large if len(bytes(cast(Raw, parts[place]))) < LEAST_BYTES]
-    # Each of them has lost data, and no more was cut out: so each has lost its own, and nothing else has.
-    return (fields, parts) if len(large) == len(emptied) == len(spans) else None
-
-
-def described(picture: Picture) -> str:
-    """What a picture is, in words."""
-    return f"{_NAMES[picture.media_type]} picture, {picture.width} × {picture.height}"

@@ -606,6 +606,13 @@ def user_message(text: str) -> Item:
 
 
 @computed_once
+def may_be_models(item: Item) -> bool:
+    """Whether the item may be one that a model has written. May be wrong for a message that only mentions the
+    role of a model, which does no harm where this is asked."""
+    return item.type != "message" or b'"assistant"' in item.raw
+
+
+@computed_once
 def may_have_images(item: Item) -> bool:
     """Whether an item may have images or files; decides without decoding it.
 

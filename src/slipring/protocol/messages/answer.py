@@ -1,9 +1,7 @@
-"""The answer to a request: the message with its content blocks, why it ended, and its usage.
+"""The answer to a request of the Messages API, whole and as a stream: its blocks, why it ended, its usage.
 
-The stream of an answer: the events of the Messages API, and those of a turn as such.
-
-One block is open at a time. The result of a call that the server runs may arrive while the model writes
-something else: its block waits until the open one is closed.
+In a stream, one block is open at a time. The result of a call that the server runs may arrive while the model
+writes something else: its block waits until the open one is closed.
 """
 
 from collections.abc import Callable
@@ -17,8 +15,15 @@ from slipring.protocol import events, responses, wire
 from slipring.protocol.endpoints.translation import failure_of
 from slipring.protocol.events import Event
 from slipring.protocol.items.items import FunctionCall, Item, Message, Reasoning, Refusal, read_item
-from slipring.protocol.messages import content
-from slipring.protocol.messages.content import HostedResult, HostedUse, TextBlock, input_of
+from slipring.protocol.messages.content import (
+    HOSTED_TYPES,
+    HostedResult,
+    HostedUse,
+    TextBlock,
+    hosted_result,
+    hosted_use,
+    input_of,
+)
 from slipring.protocol.messages.errors import Fields, MessagesError, body_of
 from slipring.protocol.messages.json_prefix import JsonPrefix
 from slipring.protocol.responses import FunctionCallItem, OutputTextPart, ReasoningItem, RefusalPart, Response
@@ -26,7 +31,7 @@ from slipring.protocol.responses import FunctionCallItem, OutputTextPart, Reason
 StopReason = Literal[
     "end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal", "model_context_window_exceeded"
 ]
-EMPTY = Raw(b"{}")
+_NO_INPUT = Raw(b"{}")
 _PARAGRAPH = "\n\n"
 _LONGEST_ID = 256
 """What a request may have as the id of a call."""
@@ -137,8 +142,8 @@ def tool_use_id(response_id: str, own_id: str) -> str:
 
 def blocks_of(item: Item, wishes: Wishes, response_id: str) -> list[Block]:
     """The blocks of an output item; none if the request did not ask for such."""
-    if item.type in content.TYPES:
-        return [content.use_of(item), content.result_of(item)]
+    if item.type in HOSTED_TYPES:
+        return [hosted_use(item), hosted_result(item)]
     body = item.body()
     if isinstance(body, Message):
         texts = [] if isinstance(body.content, str) else [_text(part) for part in body.content]
@@ -267,6 +272,7 @@ MessagesEvent = (
     | MessagesError
 )
 
+
 _openings: dict[type, bytes] = {}
 """The bytes before the JSON of an event, by its class."""
 
@@ -290,7 +296,7 @@ class _Sealed(Struct):
 _sealed = msgspec.json.Decoder(_Sealed)
 
 
-class Stream:
+class AnswerStream:
     """Turns the events of one turn into those of the API."""
 
     def __init__(self, wishes: Wishes, fields: Fields, request_id: str) -> None:
@@ -338,7 +344,7 @@ class Stream:
 
     def _summary_part(self, event: events.ReasoningSummaryPartAdded) -> bytes:
         if event.summary_index and self._thinks_in is events.ReasoningSummaryTextDelta:
-            return self._delta(ThinkingDelta("\n\n"))
+            return self._delta(ThinkingDelta(_PARAGRAPH))
         return b""
 
     def _arguments(self, event: events.FunctionCallArgumentsDelta) -> bytes:
@@ -350,7 +356,7 @@ class Stream:
         if isinstance(item, FunctionCallItem):
             self._input = JsonPrefix()
             sent_id = tool_use_id(self._response_id, item.call_id)
-            return self._open(ToolUse(sent_id, item.name, EMPTY))
+            return self._open(ToolUse(sent_id, item.name, _NO_INPUT))
         if isinstance(item, ReasoningItem) and self._wishes.shows_thinking:
             self._thinks_in = None
             return self._open(ThinkingShown("", ""))
@@ -363,13 +369,13 @@ class Stream:
             return self._close()
         if kind == "reasoning" and self._wishes.shows_thinking:
             return self._delta(SignatureDelta(_sealed.decode(raw).encrypted_content)) + self._close()
-        if kind in content.TYPES:
+        if kind in HOSTED_TYPES:
             return self._hosted(read_item(raw, ""))
         return b""
 
     def _hosted(self, item: Item) -> bytes:
         """The blocks of a call that the server has run."""
-        self._waiting += (content.use_of(item), content.result_of(item))
+        self._waiting += (hosted_use(item), hosted_result(item))
         return b"" if self._is_open else self._waited()
 
     def _ended(self, event: events.Completed | events.Incomplete) -> bytes:
@@ -403,14 +409,14 @@ class Stream:
     def _whole(self, shown: Block) -> bytes:
         """A block that is complete."""
         written = b""
-        if isinstance(shown, content.HostedUse):
-            written, shown.input = bytes(shown.input), EMPTY
+        if isinstance(shown, HostedUse):
+            written, shown.input = bytes(shown.input), _NO_INPUT
         frames = self._open(shown)
         if written:
             frames += self._delta(InputJsonDelta(written.decode()))
         return frames + self._close()
 
-    _writers: ClassVar[dict[type[Event], Callable[["Stream", Any], bytes]]] = {
+    _writers: ClassVar[dict[type[Event], Callable[["AnswerStream", Any], bytes]]] = {
         events.Created: _started,
         events.ContentPartAdded: _part_added,
         events.ContentPartDone: _part_done,

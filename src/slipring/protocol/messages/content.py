@@ -1,9 +1,8 @@
-"""Content blocks of a request, and the parts of Responses items that images, documents and texts become.
+"""Content blocks of the Messages API, and the parts and items that they become.
 
-Calls that the server runs: a block with the call and one with its result, which are one item here.
-
-MCP servers of the request, ``web_search`` and ``code_execution``. What a client sends back of them becomes
-the item again.
+A call that the server runs, to an MCP server of the request, ``web_search`` or ``code_execution``, is a block
+with the call and one with its result; both are one item here. What a client sends back of them becomes the
+item again.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,6 +29,9 @@ from slipring.protocol.tools.client_tools import CallId
 T = TypeVar("T")
 ImageType = Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
 Part = InputText | InputImage | InputFile | OutputText
+WEB_SEARCH = "web_search"
+CODE_EXECUTION = "code_execution"
+_MOST_RESULT_BYTES = 1024 * 1024
 
 
 class TextBlock(Struct, tag_field="type", tag="text"):
@@ -190,7 +192,7 @@ _results = msgspec.json.Decoder(str | list[ResultBlock])
 _texts_and_images = msgspec.json.Decoder(str | list[TextBlock | ImageBlock])
 
 
-def read(decoder: wire.Decoder[T], content: Raw, where: str) -> T:
+def read_content(decoder: wire.Decoder[T], content: Raw, where: str) -> T:
     """Decode the content of a message, with the decoder for its role."""
     wire.require_few(content, MOST_PARTS, where, "content blocks")
     return wire.decode(decoder, content, where=where)
@@ -200,7 +202,7 @@ def read_texts(content: Raw | UnsetType, where: str) -> list[str]:
     """Decode a text or a list of texts; empty if it is absent."""
     if isinstance(content, UnsetType):
         return []
-    found = read(_texts, content, where)
+    found = read_content(_texts, content, where)
     return [found] if isinstance(found, str) else [block.text for block in found]
 
 
@@ -208,7 +210,7 @@ def read_result(block: ToolResultBlock, where: str) -> list[ResultBlock]:
     """Decode what a tool has returned."""
     if isinstance(block.content, UnsetType):
         return []
-    found: str | list[ResultBlock] = read(_results, block.content, f"{where}.content")
+    found: str | list[ResultBlock] = read_content(_results, block.content, f"{where}.content")
     return [TextBlock(found)] if isinstance(found, str) else found
 
 
@@ -219,7 +221,7 @@ def parts_of(block: ShownBlock, where: str) -> Iterator[Part]:
     elif isinstance(block, ImageBlock):
         yield _image(block)
     elif isinstance(block, SearchResultBlock):
-        texts = read(_text_list, block.content, f"{where}.content")
+        texts = read_content(_text_list, block.content, f"{where}.content")
         head = f"Search result: {block.title}\nSource: {block.source}\n\n"
         yield InputText(head + "\n".join(each.text for each in texts))
     else:
@@ -246,7 +248,7 @@ def _document(block: DocumentBlock, where: str) -> Iterator[Part]:
     if head:
         yield InputText(f"{head}\n\n")
     if isinstance(source, InnerContent):
-        found = read(_texts_and_images, source.content, f"{where}.source.content")
+        found = read_content(_texts_and_images, source.content, f"{where}.source.content")
         for each in [TextBlock(found)] if isinstance(found, str) else found:
             yield _image(each) if isinstance(each, ImageBlock) else InputText(each.text)
     elif isinstance(source, Base64Pdf):
@@ -266,20 +268,15 @@ def joined(parts: Sequence[Part]) -> str | list[Part]:
     return list(parts)
 
 
-Result = McpToolResultBlock | WebSearchToolResultBlock | CodeExecutionToolResultBlock
+HostedResultBlock = McpToolResultBlock | WebSearchToolResultBlock | CodeExecutionToolResultBlock
 
 
 class PlacedResult(Struct, frozen=True):
     """A result that a client sends back."""
 
-    block: Result
+    block: HostedResultBlock
     where: str
     """The place of its content."""
-
-
-WEB_SEARCH = "web_search"
-CODE_EXECUTION = "code_execution"
-_MOST_RESULT_BYTES = 1024 * 1024
 
 
 class McpToolUse(Struct, tag_field="type", tag="mcp_tool_use"):
@@ -334,11 +331,11 @@ class CodeExecutionToolResult(Struct, tag_field="type", tag="code_execution_tool
 
 HostedUse = McpToolUse | ServerToolUse
 HostedResult = McpToolResult | WebSearchToolResult | CodeExecutionToolResult
-TYPES = frozenset({"mcp_call", "web_search_call", "code_interpreter_call"})
+HOSTED_TYPES = frozenset({"mcp_call", "web_search_call", "code_interpreter_call"})
 """Items that have these blocks."""
 
 
-def use_of(item: Item) -> HostedUse:
+def hosted_use(item: Item) -> HostedUse:
     """The block with the call of an item of one of these types."""
     body, item_id = item.body(), item.id or ""
     if isinstance(body, McpCall):
@@ -349,7 +346,7 @@ def use_of(item: Item) -> HostedUse:
     return ServerToolUse(item_id, CODE_EXECUTION, wire.raw({"code": body.argument}))
 
 
-def result_of(item: Item) -> HostedResult:
+def hosted_result(item: Item) -> HostedResult:
     """The block with the result of an item of one of these types."""
     body, item_id = item.body(), item.id or ""
     if isinstance(body, McpCall):
@@ -404,7 +401,7 @@ _pages = msgspec.json.Decoder(list[_Page])
 _printed = msgspec.json.Decoder(_Printed)
 
 
-def item_of(
+def hosted_item(
     block: McpToolUseBlock | ServerToolUseBlock, answer: PlacedResult | None, where: str
 ) -> dict[str, object]:
     """The item of a call and its result, as the server emitted it. ``where``: the place of the call."""

@@ -21,12 +21,12 @@ from slipring.protocol.items.items import MOST_ITEMS, InputText, OutputText, num
 from slipring.protocol.messages import content
 from slipring.protocol.messages.content import (
     AssistantBlock,
+    HostedResultBlock,
     McpToolUseBlock,
     NamedTool,
     Part,
     PlacedResult,
     RedactedThinkingBlock,
-    Result,
     ResultBlock,
     ServerToolUseBlock,
     SystemBlock,
@@ -207,14 +207,16 @@ class History:
     def _add(self, index: int, message: SentMessage) -> None:
         where = f"messages[{index}].content"
         if message.role == "user":
-            self._add_user(index, content.read(content.OF_USER, message.content, where), where)
+            self._add_user(index, content.read_content(content.OF_USER, message.content, where), where)
         elif message.role == "assistant":
-            self._add_assistant(index, content.read(content.OF_ASSISTANT, message.content, where), where)
+            self._add_assistant(
+                index, content.read_content(content.OF_ASSISTANT, message.content, where), where
+            )
         else:
             if message.clear_at not in (None, "never"):
                 param = f"messages[{index}].clear_at"
                 raise UnsupportedParameter.at(param, f"{quoted(message.clear_at or '')}")
-            self._add_system(content.read(content.OF_SYSTEM, message.content, where), where)
+            self._add_system(content.read_content(content.OF_SYSTEM, message.content, where), where)
 
     def _add_system(self, sent: str | list[SystemBlock], where: str) -> None:
         if isinstance(sent, str):
@@ -295,7 +297,7 @@ class History:
         if isinstance(block, RedactedThinkingBlock):
             return self._thought(block.data, "")
         if isinstance(block, McpToolUseBlock | ServerToolUseBlock):
-            return content.item_of(block, results.get(block.id), where)
+            return content.hosted_item(block, results.get(block.id), where)
         return None
 
     def _open(self, sent_id: str, index: int, at: int) -> _Call:
@@ -385,7 +387,7 @@ def _results_in(blocks: Sequence[AssistantBlock], where: str) -> dict[str, Place
     return {
         block.tool_use_id: PlacedResult(block, f"{where}[{at}].content")
         for at, block in enumerate(blocks)
-        if isinstance(block, Result)
+        if isinstance(block, HostedResultBlock)
     }
 
 

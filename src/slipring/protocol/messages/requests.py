@@ -1,6 +1,7 @@
-"""Requests of the Messages API, as typed data. Unknown fields pass; errors name the field.
+"""Requests of the Messages API: their fields, what each of them asks for, and the create request they become.
 
-One request of the Messages API: reads it as a create request, and writes the answer to it.
+Unknown fields pass; errors name the field. ``MessagesTranslation`` serves one request, and writes the answer
+to it.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from slipring.protocol.endpoints.translation import ErrorReply, Translation
 from slipring.protocol.events import Error, Event
 from slipring.protocol.items.items import Effort
 from slipring.protocol.messages import answer, content, errors
-from slipring.protocol.messages.answer import PING, Stream, Wishes
+from slipring.protocol.messages.answer import PING, AnswerStream, Wishes
 from slipring.protocol.messages.errors import UNTHREADED, Fields
 from slipring.protocol.messages.history import History, Opens
 from slipring.protocol.messages.tools import Choice, LoadedTools, NoChoice, Tools
@@ -32,6 +33,14 @@ from slipring.protocol.requests import (
 from slipring.protocol.responses import Response
 
 _OptionalRaw = Raw | UnsetType
+_LONGEST_ID = 128
+_BILLING = "x-anthropic-billing-header:"
+"""How the first block of ``system`` begins if Claude Code has written it. It is no instruction, and changes
+with every request in some versions."""
+_INCLUDED = {
+    "web_search": "web_search_call.action.sources",
+    "code_interpreter": "code_interpreter_call.outputs",
+}
 
 
 class ThinkingEnabled(Struct, tag_field="type", tag="enabled"):
@@ -117,6 +126,7 @@ _create = msgspec.json.Decoder(MessagesRequest)
 _count = msgspec.json.Decoder(CountRequest)
 _edits = msgspec.json.Decoder(Edits)
 _keep = msgspec.json.Decoder(str | _Turns)
+_sequences = msgspec.json.Decoder(StopSequences)
 _REFUSED = ("container", "fallbacks", "compaction")
 
 
@@ -168,17 +178,6 @@ def _check_edits(data: Raw | UnsetType) -> None:
             raise UnsupportedParameter.at(f"{where}.keep", "only 'all' is supported: no thinking is cleared")
 
 
-_LONGEST_ID = 128
-_BILLING = "x-anthropic-billing-header:"
-"""How the first block of ``system`` begins if Claude Code has written it. It is no instruction, and changes
-with every request in some versions."""
-_INCLUDED = {
-    "web_search": "web_search_call.action.sources",
-    "code_interpreter": "code_interpreter_call.outputs",
-}
-_sequences = msgspec.json.Decoder(StopSequences)
-
-
 class Counted(Struct):
     """The body that counting tokens is answered with."""
 
@@ -204,7 +203,7 @@ class MessagesTranslation(Translation):
         self._read = read
         self._fields = Fields()
         self._wishes = Wishes(max_tokens=0)
-        self._stream = Stream(self._wishes, self._fields, request_id)
+        self._stream = AnswerStream(self._wishes, self._fields, request_id)
 
     def read(self, body: bytes, known: Known = NOTHING_KNOWN) -> CreateRequest:
         try:
@@ -270,7 +269,7 @@ class MessagesTranslation(Translation):
             omits_thoughts=omits_thoughts(request),
             edits_context=wire.given(request.context_management) is not None,
         )
-        self._stream = Stream(self._wishes, self._fields, self._request_id)
+        self._stream = AnswerStream(self._wishes, self._fields, self._request_id)
         return create
 
     def _text(self, request: CountRequest) -> TextConfig | None:

@@ -1,10 +1,9 @@
-"""Tools, MCP servers and ``tool_choice`` of a request, as the Responses API has them.
-
-The functions that a model may call from each place of a conversation on.
+"""Tools, MCP servers and ``tool_choice`` of the Messages API, as the Responses API has them.
 
 A tool with ``defer_loading`` is not offered until the result of a search, which the client has run, refers to
-it. Messages of the system add and withdraw tools. A context describes a tool where it is added, so that all
-that stands before is the same as without it.
+it. Messages of the system add and withdraw tools: ``LoadedTools`` says which functions a model may call from
+each place of a conversation on. A context describes a tool where it is added, so that all that stands before
+is the same as without it.
 """
 
 from collections.abc import Sequence
@@ -116,7 +115,7 @@ class Tools:
         """Add the tools and MCP servers of a request. Raises ``InvalidRequest``, which names the field."""
         for index, raw in enumerate(_entries(tools, MOST_TOOLS, "tools")):
             where = f"tools[{index}]"
-            self._add(read_tool(raw, where), where)
+            self._add(_read_tool(raw, where), where)
         for index, raw in enumerate(_entries(servers, MOST_SERVERS, "mcp_servers")):
             where = f"mcp_servers[{index}]"
             self._add_server(wire.decode(_server, raw, where=where), where)
@@ -171,8 +170,8 @@ class Tools:
                 raise wire.explain("Object missing required field `mcp_server_name`", where)
             self._toolsets[tool.mcp_server_name] = (where, tool)
             return
-        if is_function(tool):
-            self._add_function(read_function(tool, where))
+        if _is_function(tool):
+            self._add_function(_read_function(tool, where))
             return
         assert kind is not None
         hosted = next((name for prefix, name in _HOSTED.items() if kind.startswith(prefix)), None)
@@ -247,17 +246,17 @@ def _entries(data: Raw | UnsetType, most: int, where: str) -> list[Raw]:
     return entries
 
 
-def read_tool(data: Raw, where: str) -> MessagesTool:
+def _read_tool(data: Raw, where: str) -> MessagesTool:
     """Decode a tool. Raises ``InvalidRequest``, which names the field."""
     return wire.decode(_tool, data, where=where)
 
 
-def is_function(tool: MessagesTool) -> bool:
+def _is_function(tool: MessagesTool) -> bool:
     """Whether the client runs it."""
     return tool.type is None or tool.type == "custom"
 
 
-def read_function(tool: MessagesTool, where: str) -> Function:
+def _read_function(tool: MessagesTool, where: str) -> Function:
     """A tool that the client runs. Raises ``InvalidRequest``, which names the field."""
     if isinstance(tool.name, UnsetType):
         raise wire.explain("Object missing required field `name`", where)
@@ -351,10 +350,10 @@ class LoadedTools:
     def define(self, definition: Raw, where: str) -> None:
         """Offer a function that is defined here, in place of any other of its name. Raises
         ``InvalidRequest``."""
-        tool = read_tool(definition, where)
-        if not is_function(tool):
+        tool = _read_tool(definition, where)
+        if not _is_function(tool):
             raise UnsupportedParameter.at(f"{where}.type", "only functions can be defined in messages")
-        function = read_function(tool, where)
+        function = _read_function(tool, where)
         name = function.name
         self._known[name] = self._new[name] = function
         self._offered[name] = True

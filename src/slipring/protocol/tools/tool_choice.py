@@ -1,4 +1,8 @@
-"""PURPOSE."""
+"""``tool_choice``: how it is read and echoed, and which of the tools an engine may call.
+
+``ToolChoice`` decodes it once. Applied to the tools of a context, it results in an ``Offer``: the tools that
+an engine may call, and whether it must call one.
+"""
 
 from collections.abc import Container
 from typing import Literal

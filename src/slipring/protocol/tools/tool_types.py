@@ -1,4 +1,4 @@
-"""Who runs a tool of a request, by its type: the client or a server."""
+"""Types of tools: who runs a tool of a type, the client or a server, and how many tools a list may have."""
 
 from collections.abc import Iterator
 from typing import Literal

@@ -1,8 +1,8 @@
-"""Tools: the definitions in a request, and which of them the model may call.
+"""The tools of a request: their definitions, what is echoed of them, and the functions that a model sees.
 
 ``Toolset`` decodes the ``tools`` of a request once. A continuation whose raw bytes equal its parent's reuses
-the parent's ``Toolset``, so 40 kB of definitions cost one comparison. ``ToolChoice`` decodes ``tool_choice``.
-The two result in an ``Offer``: the tools that an engine may call, and whether it must call one.
+the parent's ``Toolset``, so 40 kB of definitions cost one comparison. ``tool_choice.py`` decides which of the
+tools may be called.
 """
 
 from itertools import chain

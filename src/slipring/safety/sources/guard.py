@@ -1,13 +1,12 @@
-"""A source that asks a guard model, on an engine of this server.
-
-The job of a question is like any other, with a pattern that its answer has to match. It belongs to no
-response: it is not stored, not counted as a turn and not charged to the tenant's quota.
-
-How guard models are asked, and how their answers are read. Pure.
+"""Guard models as sources: how each family is asked and its answers are read, and the asking, on an engine of
+this server.
 
 A guard model gets messages, which its own chat template turns into its prompt, and answers with a label. The
 pattern of a format describes every valid answer, so that an engine can let the model write nothing else. An
 answer that is not valid all the same is no verdict: ``Unreadable``.
+
+The job of a question is like any other. It belongs to no response: it is not stored, not counted as a turn
+and not charged to the tenant's quota.
 """
 
 import asyncio
@@ -48,6 +47,11 @@ _HARM = (
 _CONTROVERSIAL_SCORE = 0.5
 _FLAGGED, _NOT_FLAGGED = 0.5, 0.49
 """The least score of a text that a model flags, and the highest of one that it does not."""
+_TOP_LOGPROBS = 5
+_MAX_CONVERSATIONS = 256
+_MAX_CONVERSATION_BYTES = 32 * 1024
+"""A conversation that is longer begins anew: the guard need not remember everything, and its context window
+is limited."""
 
 
 class Unreadable(Exception):
@@ -323,13 +327,6 @@ def _masses(
             probability = math.exp(min(logprob, 0.0))
             yes, no = (yes + probability, no) if is_yes else (yes, no + probability)
     return yes, no
-
-
-_TOP_LOGPROBS = 5
-_MAX_CONVERSATIONS = 256
-_MAX_CONVERSATION_BYTES = 32 * 1024
-"""A conversation that is longer begins anew: the guard need not remember everything, and its context window
-is limited."""
 
 
 class GuardSettings(Struct, frozen=True, forbid_unknown_fields=True):

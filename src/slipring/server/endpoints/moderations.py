@@ -7,7 +7,12 @@ from aiohttp import web
 
 from slipring.base.errors import NotFound, Unavailable, quoted
 from slipring.core.checks.policies import Check, Subject, Verdict
-from slipring.protocol.endpoints.bodies import ModerationAnswer, ModerationResult, read_moderation, read_texts
+from slipring.protocol.endpoints.bodies import (
+    ModerationAnswer,
+    ModerationResult,
+    read_moderation,
+    read_moderation_texts,
+)
 from slipring.server.access.auth import Caller
 from slipring.server.connections.request_bodies import read_body
 from slipring.server.endpoints.replies import json_response
@@ -21,7 +26,7 @@ ALL_CHECKS = "omni-moderation-latest"
 async def moderate(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
     body = await read_body(service, request, caller)
     asked = await service.decoder.body(caller.tenant, body, read_moderation)
-    texts = read_texts(asked.input)
+    texts = read_moderation_texts(asked.input)
     model = asked.model or ALL_CHECKS
     checks = _checks(service, caller, model)
     await service.admit_turn(caller)

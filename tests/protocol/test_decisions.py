@@ -6,7 +6,7 @@ from slipring.base.errors import ContextLengthExceeded, InvalidRequest, ServerEr
 from slipring.protocol.decisions import DecisionTranslation
 from slipring.protocol.events import Error
 from slipring.protocol.wire import encode
-from tests.protocol.chat_completions.test_answer import response as chat_response
+from tests.protocol.chat_completions.test_completion import response as chat_response
 
 BODY = {"input": "x", "questions": [{"type": "predicate", "instructions": "It is so."}] * 3}
 

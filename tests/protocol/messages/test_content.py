@@ -21,8 +21,8 @@ def item(fields: Json, **more: Any) -> Item:
 
 def shown(fields: Json, **more: Any) -> tuple[Json, Json]:
     found = item(fields, **more)
-    use = json.loads(encode(content.use_of(found)))
-    result = json.loads(encode(content.result_of(found)))
+    use = json.loads(encode(content.hosted_use(found)))
+    result = json.loads(encode(content.hosted_result(found)))
     assert use["id"] == result["tool_use_id"] == fields["id"]
     return use, result
 

@@ -26,7 +26,7 @@ from slipring.mcp.protocol.tools import TextContent, ToolResult
 from slipring.mcp.servers import StdioServer
 from tests.loop_clock import LoopClock
 
-SCRIPT = str(Path(__file__).with_name("stdio_server.py"))
+SCRIPT = str(Path(__file__).parents[1] / "stdio_server.py")
 
 
 class Stage:

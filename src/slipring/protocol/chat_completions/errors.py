@@ -1,4 +1,4 @@
-"""Where the fields of a translated request stand in the client's own one, for errors.
+"""Errors in the terms of the Chat Completions API: the client's own fields, and the types of failures.
 
 The core names ``input[3].arguments``; the client has sent ``messages[2].tool_calls[0].function.arguments``.
 """
@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from msgspec import Struct, structs
 
 from slipring.protocol.events import ErrorBody
+from slipring.protocol.responses import ResponseError
 
 Fields = Mapping[str, str]
 MESSAGE: Fields = {"content": "content", "role": "role"}
@@ -39,6 +40,14 @@ _PARTS = (
 _QUOTED = re.compile(r"'([^']*)'")
 _NUMBERED = re.compile(r"\bcall_(\d+)\b")
 _FORMAT = "text.format"
+_ERROR_TYPES = {
+    "invalid_prompt": "invalid_request_error",
+    "context_length_exceeded": "invalid_request_error",
+    "model_not_found": "invalid_request_error",
+    "insufficient_quota": "rate_limit_error",
+    "rate_limit_exceeded": "rate_limit_error",
+}
+"""By the code of a failed response; all others are faults of the server."""
 
 
 class Place(Struct, frozen=True):
@@ -101,3 +110,9 @@ class Places:
         if error.code == "context_length_exceeded":
             message = message.replace(" input", " messages").replace(", or set truncation to 'auto'", "")
         return structs.replace(error, message=message, param=param)
+
+
+def failure_of(error: ResponseError) -> ErrorBody:
+    """The error of a failed response, as a stream ends with it."""
+    kind = _ERROR_TYPES.get(error.code, "server_error")
+    return ErrorBody(kind, error.code, error.message, None)
