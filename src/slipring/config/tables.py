@@ -21,6 +21,7 @@ from slipring.core.checks.policies import (
     OnError,
     OnImages,
     Scope,
+    default_mode,
 )
 
 Schema = dict[str, Any]
@@ -291,7 +292,7 @@ def _read_check(table: dict[str, Any], where: str) -> CheckEntry:
     require_form(table, where, CHECK_RULES, CHECK_NEEDS)
     values = dict(table)
     action = values.setdefault("action", "flag")
-    values.setdefault("mode", "hold" if action == "block" else "follow")
+    values.setdefault("mode", default_mode(action))
     values.setdefault("on_error", "open" if action == "flag" else "closed")
     if "subjects" in values:
         values["subjects"] = _kinds(values["subjects"])

@@ -1,20 +1,14 @@
-"""What the driver finds out about the hosted tools of a request: servers, lists and outcomes of calls; and
-the tools that can be called.
+"""The hosted tools of a request, MCP servers and built-in tools: what it offers, and what answers a call.
 
 The core never calls a server. It asks the driver to resolve the servers of a request (``ResolveTools``), to
 fetch their lists (``ListTools``) and to run calls (``CallTool``), and passes ``ResolvedServer.handle`` back
-without looking at it.
+without looking at it. Of a list, a request offers what client, operator and key allow.
 
 A list in a context may be the one that a request needs. It belongs to a server and not to a label: a request
 may name another server by the label of an earlier one, or the same with other credentials. The id of an
 ``mcp_list_tools`` item therefore ends in two values: a tag that identifies the MCP server, and that only this
 server can make, and a digest of the part of the list that is shown. Both come back with chains, conversations
 and histories.
-
-Lists of hosted tools: which of their tools client, operator and key allow, and whether a list in the
-context serves for a request.
-
-The hosted tools of one request: MCP servers, built-in tools, and the calls that its input approves.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,7 +20,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType, structs
 
 from slipring.base.errors import ApiError, InvalidRequest, UnsupportedParameter, quoted
 from slipring.core.chain import approvals, hosted_items_in_context, item_ids
-from slipring.core.chain.approvals import Approved
+from slipring.core.chain.approvals import Approved, Verify
 from slipring.core.chain.sealed_items import Seal
 from slipring.core.chain.state import Approval, Carry
 from slipring.core.generation import Hosting, UpstreamTools
@@ -49,6 +43,13 @@ from slipring.protocol.tools.mcp_tools import (
 )
 from slipring.protocol.tools.tool_types import BuiltinKind
 from slipring.protocol.wire import given
+
+_OF_TOOLS = ("code_interpreter_call.", "file_search_call.", "web_search_call.")
+"""Values of ``include`` about tools that servers run begin with these."""
+_SHOWN_DIGITS = 8
+"""Digits at the end of a list's id that identify what of it is shown."""
+Tag = Callable[[bytes], str]
+"""Makes a tag over bytes, for the tenant of the turn."""
 
 
 class ResolvedServer(Struct, frozen=True, eq=False):
@@ -183,17 +184,6 @@ def select(server: McpTool, resolved: ResolvedServer, tools: Iterable[ListedTool
     ]
 
 
-_SHOWN_DIGITS = 8
-
-
-Tag = Callable[[bytes], str]
-"""Makes a tag over bytes, for the tenant of the turn."""
-
-
-Verify = Callable[[bytes, str], bool]
-"""Whether a tag was made over these bytes, for the tenant of the turn."""
-
-
 def tag_list(server: McpTool, resolved: ResolvedServer, tag: Tag) -> str:
     """What the id of a list ends with that is fetched for a request."""
     return tag(_server_bytes(server, resolved)) + _shown(resolved, server.allowed_tools)
@@ -298,10 +288,6 @@ def answering(sent: SentBuiltin, found: ResolvedBuiltin) -> HostedTool | None:
         needs_approval=False,
         builtin=Builtin(sent.kind, found.argument, given, sent.container),
     )
-
-
-_OF_TOOLS = ("code_interpreter_call.", "file_search_call.", "web_search_call.")
-"""Values of ``include`` about tools that servers run begin with these."""
 
 
 class HostedRequest(Struct, eq=False):

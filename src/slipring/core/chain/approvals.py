@@ -1,4 +1,4 @@
-"""Approvals: which hosted calls the client has approved, denied or left unanswered.
+"""Approvals: which hosted calls need one, which the client has approved, and what models read of a denial.
 
 An approval request is good for one call: that of this tool, with these arguments, at this server, for this
 tenant. Its id ends in a tag over all of these, so that a request which comes back with a history proves that
@@ -17,6 +17,11 @@ from slipring.protocol.items.hosted_items import McpApprovalRequest, McpApproval
 from slipring.protocol.items.items import Item
 from slipring.protocol.tools.mcp_tools import ApprovalFilter, ListedTool, McpTool
 
+KINDS = frozenset({"mcp_approval_request", "mcp_approval_response"})
+"""The types of items that ask for approvals and give them."""
+Verify = Callable[[bytes, str], bool]
+"""Whether a tag was made over these bytes, for the tenant of the turn."""
+
 
 def needs_approval(server: McpTool, tool: ListedTool, *, always: bool) -> bool:
     """Whether the client must approve each call of a tool. It must if the operator says ``always``, and
@@ -29,12 +34,6 @@ def needs_approval(server: McpTool, tool: ListedTool, *, always: bool) -> bool:
     if rule.always is not None and rule.always.selects(tool):
         return True
     return rule.never is None or not rule.never.selects(tool)
-
-
-KINDS = frozenset({"mcp_approval_request", "mcp_approval_response"})
-"""The types of items that ask for approvals and give them."""
-Verify = Callable[[bytes, str], bool]
-"""Whether a tag was made over these bytes, for the tenant of the turn."""
 
 
 class Approved(Struct, frozen=True):
@@ -143,3 +142,4 @@ def denial_text(reason: str | None) -> str:
 
 
 UNANSWERED = denial_text("They answered with something else.")
+"""What a model reads of a call about which the client has decided nothing."""

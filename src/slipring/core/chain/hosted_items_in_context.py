@@ -7,7 +7,7 @@ the wire, both are one ``mcp_call``. ``opened`` gives the items of hosted tools 
   model made all calls of a step before it read any result. A call that was broken off has no output. Images
   of the result are not in the item: they are put into ``Item.opened`` when the call ends.
 - ``mcp_approval_request``: the call. Its output stands where the client answers: a denial, or what the call
-  returned once it was approved.
+  returned once it was approved. One that is left unanswered counts as denied.
 - ``mcp_list_tools``: nothing. The tools are part of the head.
 - ``web_search_call``, ``file_search_call``, ``code_interpreter_call``: as ``mcp_call``. Their items do not
   contain the result, so it is put into ``Item.opened`` when the call ends. Of a call that comes back in a

@@ -1,13 +1,12 @@
-"""Recognises a history that a client sends again: finds the context that an engine has processed for it, and
-makes a turn continue that context.
+"""Recognises what a client sends again: single items, whole histories, and where a history departs.
 
-Single items that clients sent lately, so that one which comes again is neither decoded nor read again.
-
-Where a history that a client sends again departs from the ones that its tenant had here lately.
-
-Known contexts are found by a digest of all their items: one that is not found says nothing about the item
-that differs. So an outline of the latest histories of each tenant is kept, ten bytes for an item, and no
-content.
+- ``KnownItems``: items that tenants sent lately, so that one which comes again is neither decoded nor read
+  again.
+- ``KnownContexts``: contexts that engines have processed, found by a digest of all their items. A turn
+  (``Recognition``) whose input begins with one continues it.
+- ``KnownHistories``: a context that is not found says nothing about the item that differs. So an outline of
+  the latest histories of each tenant is kept, ten bytes for an item and no content, which says where a new
+  one departs from them.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,8 +34,29 @@ from slipring.protocol.requests import NOTHING_KNOWN, CreateRequest, Known, Piec
 from slipring.protocol.responses import Response
 from slipring.protocol.turn_report import Departure
 
+MOST_ITEMS = 4000
+"""Of a history that is compared and kept."""
+NOTHING_YET = b""
+"""The digest of a context without items."""
 _ITEM_BYTES = 200
 """The entries of a known item, about 100 bytes, and what is computed only of items without a parent."""
+_HISTORY_BYTES = 400
+"""A known history, without the outline of its items."""
+_CONTEXT_BYTES = 2000
+"""A context and its response object, without head and position."""
+_THOUGHT_BYTES = 150
+_MOST_HISTORIES = 16
+"""Of a tenant: each is compared with a history that is not recognised."""
+_HISTORIES_FRACTION = 64
+"""Outlines of histories may use one part in this many of what contexts may, in addition."""
+_MOST_UNFIT = 8
+"""Contexts with other thoughts than a history that are looked at for it: each takes as long as the history is
+long."""
+_MOST_OUTPUT_BYTES = 512 * 1024
+"""Output is digested on the event loop, which takes a millisecond for this much. Only rollouts have more."""
+_AFTER = "digest_after"
+
+# Single items.
 
 
 class KnownItems(TimedEntries[bytes, Item | Piece]):
@@ -62,15 +82,7 @@ class KnownItems(TimedEntries[bytes, Item | Piece]):
     _release = _hold
 
 
-MOST_ITEMS = 4000
-"""Of a history that is compared and kept."""
-
-
-_MOST_HISTORIES = 16
-"""Of a tenant: each is compared with a history that is not recognised."""
-
-
-_ENTRY_BYTES = 400
+# Where a history departs from earlier ones.
 
 
 class Outline(Struct, frozen=True, eq=False):
@@ -84,7 +96,7 @@ class Outline(Struct, frozen=True, eq=False):
 
     @property
     def size_bytes(self) -> int:
-        return _ENTRY_BYTES + len(self.items)
+        return _HISTORY_BYTES + len(self.items)
 
     def same_items(self, items: bytes) -> int:
         """How many items at the beginning of another history are the same."""
@@ -167,17 +179,7 @@ class KnownHistories(TimedEntries[str, Outline]):
     _release = _hold
 
 
-NOTHING_YET = b""
-"""The digest of a context without items."""
-_AFTER = "digest_after"
-_THOUGHT_BYTES = 150
-_CONTEXT_BYTES = 2000
-"""A context and its response object, without head and position."""
-_HISTORIES_FRACTION = 64
-"""Outlines of histories may use one part in this many of what contexts may, in addition."""
-_MOST_UNFIT = 8
-"""Contexts with other thoughts than a history that are looked at for it: each takes as long as the history is
-long."""
+# Contexts, by the digests of their items.
 
 
 def extended(digest: bytes, items: Iterable[Item], *, with_thoughts: bool = True) -> bytes:
@@ -394,8 +396,7 @@ class KnownContexts(TimedEntries[bytes, KnownContext]):
         return self._retention.release(value)
 
 
-_MOST_OUTPUT_BYTES = 512 * 1024
-"""Output is digested on the event loop, which takes a millisecond for this much. Only rollouts have more."""
+# The context of one turn.
 
 
 class Recognition:

@@ -1,8 +1,7 @@
 """Prepares a turn for its engine: binds what its request continues, validates it, and plans its jobs.
 
 Each step returns a complete value, which the turn's program sets: ``bind`` what the turn continues,
-``prepare`` its response, ``plan`` its jobs. Errors name fields of the request as the client sent it, even
-where there are other items (of a conversation, or of steers) in its input.
+``prepare`` its response, ``plan`` its jobs.
 """
 
 from collections.abc import Iterator
@@ -128,7 +127,7 @@ def unopened_attachments(turn: Turn, shared: SessionState) -> Iterator[Work[tupl
     if fetches and (urls := attachments.remote_urls(turn.bound.input)):
         yield FetchImages(turn, turn.bound.input, urls)
     reads = ports.reads_documents and not sees.files
-    if reads and any(any(attachments.placed(item)) for item in turn.bound.input):
+    if reads and any(any(attachments.documents_with_places(item)) for item in turn.bound.input):
         rules = AttachmentRules(sees, shared.limits, _policy(turn, shared, model))
         rules.refuse_beside_documents(turn.bound.input)
         yield ReadDocuments(turn, turn.bound.input, rules.shows_pages, sees.image_roles)

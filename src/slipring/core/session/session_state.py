@@ -1,6 +1,5 @@
 """What the turns of one session share: its limits and dependencies, its memory, and its outgoing actions."""
 
-from slipring.base.errors import ApiError, InvalidPrompt
 from slipring.core.betas import Betas
 from slipring.core.chain.state import ResponseState
 from slipring.core.chain.state_cache import ConnectionCache
@@ -99,16 +98,6 @@ class SessionState:
             if state.parent is None:
                 self.ports.items.remember(turn.asked.tenant, turn.asked.request.pieces, self.now)
         self.compress(self.cache)
-
-    def forget_continued(self, turn: Turn, error: ApiError) -> None:
-        """A continuation has failed: the connection forgets the response that it continued. Not if that
-        belongs to another lane; and not if a safety check has blocked the turn, because its client goes on
-        with another message."""
-        previous = turn.asked.request.previous_response_id
-        if isinstance(error, InvalidPrompt) or previous is None or previous not in self.cache:
-            return
-        if self.cache.lane_of(previous) == turn.asked.lane:
-            self.cache.evict(previous)
 
     def compress(self, cache: ConnectionCache) -> None:
         """Have items of earlier responses compressed, if there are enough of them."""

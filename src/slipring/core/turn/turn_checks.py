@@ -1,10 +1,8 @@
-"""The checks of one turn: its gate, the items that it inspects, and what their verdicts lead to.
-
-Finds the items of a turn that its policy has to inspect, so that each is inspected once.
+"""The checks of one turn: which items are still to be inspected, its gate, and what the verdicts lead to.
 
 Most of a context was inspected before: by the turns of its chain, or when the client sent the same items
-earlier. ``InspectedItems`` finds what was not, gives it to the turn's gate, and remembers the verdicts for
-later turns, by what the checks have seen (``InspectionContext``).
+earlier. ``InspectedItems`` finds what was not, so that each item is inspected once, gives it to the turn's
+gate, and remembers the verdicts for later turns, by what the checks have seen (``InspectionContext``).
 
 An item that was never inspected is not let through, wherever in the input it stands: clients write their
 histories themselves. What was refused before is withheld (``withheld_items``), or refused again. A policy
@@ -32,6 +30,9 @@ from slipring.protocol.items.items import Item
 from slipring.protocol.responses import ResponseModeration
 from slipring.protocol.tools.mcp_tools import ListedTool
 from slipring.protocol.tools.toolset import NO_TOOLS
+
+REFUSAL = "The rest of this answer was withheld."
+"""The text of the refusal with which an answer ends that is cut, if its policy asks for one."""
 
 
 class _Waiting:
@@ -311,10 +312,6 @@ class InspectedItems:
 def _last_of_model(items: list[Item]) -> int:
     """The index of the last item that a model has written; 0 if there is none."""
     return next((index for index in range(len(items) - 1, 0, -1) if is_models(items[index])), 0)
-
-
-REFUSAL = "The rest of this answer was withheld."
-"""The text of the refusal with which an answer ends that is cut, if its policy asks for one."""
 
 
 class Audit(Struct, frozen=True, eq=False):
