@@ -8,7 +8,7 @@ with the text of each page in place of the file (and a picture of the page if th
 stored and what is listed therefore have both.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 from msgspec import Raw, Struct, structs
@@ -247,8 +247,11 @@ def _must_read_images(check: Check) -> bool:
 # Fetched images.
 
 
-def remote_urls(items: Sequence[Item]) -> tuple[str, ...]:
-    """The URLs of images in items that are not opened, each once."""
+def urls_to_fetch(items: Sequence[Item], capabilities: Capabilities) -> tuple[str, ...]:
+    """The URLs of images in items that are not opened, each once: those that this server fetches for a model
+    that sees images, unless the engine's server does that."""
+    if not capabilities.images or capabilities.resolves_urls:
+        return ()
     return tuple(
         dict.fromkeys(
             image.url
@@ -326,6 +329,11 @@ ReadPages = Mapping[Document, Sequence[Page]]
 def documents_in(item: Item) -> tuple[Document, ...]:
     """The documents of an item that is not opened with their pages, each once."""
     return tuple(dict.fromkeys(document for _, document in documents_with_places(item)))
+
+
+def has_documents_to_read(items: Iterable[Item], capabilities: Capabilities) -> bool:
+    """Whether items have documents that this server reads for the model: it takes no files."""
+    return not capabilities.files and any(any(documents_with_places(item)) for item in items)
 
 
 def documents_with_places(item: Item) -> Iterator[tuple[int, Document]]:

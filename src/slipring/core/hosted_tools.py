@@ -18,7 +18,7 @@ from types import MappingProxyType
 
 from msgspec import UNSET, Raw, Struct, UnsetType, structs
 
-from slipring.base.errors import ApiError, InvalidRequest, UnsupportedParameter, quoted
+from slipring.base.errors import ApiError, UnsupportedParameter
 from slipring.core.chain import approvals, hosted_items_in_context, item_ids
 from slipring.core.chain.approvals import Approved, Verify
 from slipring.core.chain.sealed_items import Seal
@@ -369,11 +369,8 @@ class HostedRequest(Struct, eq=False):
         opened. ``complete``: a response will be generated."""
         if not before.approvals and approvals.KINDS.isdisjoint([item.type for item in items]):
             return hosted_items_in_context.opened(items)
-        answers = approvals.read(before, items)
+        answers = approvals.read(before, items, complete=complete)
         self.approved, self.unopened = answers.approved, answers.items
-        if self.approved and not complete:
-            where = self.approved[0].where
-            raise InvalidRequest.at(where, "only a request that generates an answer can approve a call")
         opened = hosted_items_in_context.opened(self.unopened)
         return hosted_items_in_context.with_denials(before.approvals, opened) if complete else opened
 
@@ -397,7 +394,7 @@ class HostedRequest(Struct, eq=False):
         for each in self.approved:
             named = self._server(each.approval.label)
             if named is None:
-                raise _not_offered(each)
+                raise approvals.not_offered(each)
             approvals.require_genuine(each, named, partial(self.seal.verify, self.tenant))
         self._require_approved()
         return self.offered
@@ -444,7 +441,7 @@ class HostedRequest(Struct, eq=False):
         """Refuse approved calls of tools that are not in the known lists."""
         for each in self.approved:
             if each.approval.label not in self.awaited and self.find_tool(each.approval) is None:
-                raise _not_offered(each)
+                raise approvals.not_offered(each)
 
     def _answered(self) -> dict[int, HostedTool]:
         """What answers the built-in tools, by their indexes in ``tools``."""
@@ -468,11 +465,3 @@ class HostedRequest(Struct, eq=False):
 
     def _server(self, label: str) -> McpTool | None:
         return next((server for server in self.servers if server.server_label == label), None)
-
-
-def _not_offered(approved: Approved) -> InvalidRequest:
-    return InvalidRequest.at(
-        approved.where,
-        f"the request's 'tools' do not have the tool {quoted(approved.approval.name)} of the"
-        f" MCP server {quoted(approved.approval.label)}",
-    )

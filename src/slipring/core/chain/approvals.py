@@ -59,8 +59,9 @@ class Answers(Struct, frozen=True):
     """The input without the requests and answers that the context has already."""
 
 
-def read(before: Carry, items: tuple[Item, ...]) -> Answers:
-    """The calls that these items approve; ``before``: of the context before them.
+def read(before: Carry, items: tuple[Item, ...], *, complete: bool) -> Answers:
+    """The calls that these items approve; ``before``: of the context before them. ``complete``: a response
+    will be generated; no other request may approve a call.
 
     A client that sends a part of its history again repeats requests and answers: these mean nothing new, and
     are left out. Raises ``InvalidRequest`` for a request that differs from the one with its id, for an answer
@@ -68,6 +69,9 @@ def read(before: Carry, items: tuple[Item, ...]) -> Answers:
     """
     reading = _Reading(before, items)
     kept = tuple(item for index, item in enumerate(items) if reading.is_new(item, index))
+    if reading.approved and not complete:
+        where = reading.approved[0].where
+        raise InvalidRequest.at(where, "only a request that generates an answer can approve a call")
     return Answers(reading.approved, kept)
 
 
@@ -133,6 +137,20 @@ def require_genuine(approved: Approved, server: McpTool, verify: Verify) -> None
             f"the approval request {quoted(approved.request_id)} does not belong to this call: its"
             " server, tool or arguments have changed, or it was made elsewhere",
         )
+
+
+def not_offered(approved: Approved) -> InvalidRequest:
+    """The error about an approved call of a tool that the request does not offer."""
+    return InvalidRequest.at(
+        approved.where,
+        f"the request's 'tools' do not have the tool {quoted(approved.approval.name)} of the"
+        f" MCP server {quoted(approved.approval.label)}",
+    )
+
+
+def unanswered(request_id: str) -> InvalidRequest:
+    """The error about an input that ends before it has answered an approval request."""
+    return InvalidRequest.at("input", f"the approval request {quoted(request_id)} has no answer")
 
 
 def denial_text(reason: str | None) -> str:

@@ -314,6 +314,11 @@ class Decision(Struct, frozen=True):
         return InvalidPrompt(f"{what} was blocked by the safety check '{self.check}'.")
 
 
+def continuation_error(check: str) -> InvalidPrompt:
+    """The error of a turn that continues a response which a check has refused after its end."""
+    return InvalidPrompt(f"The response to continue was blocked by the safety check '{check}'.")
+
+
 def checks_of(policy: Policy, subject: Subject, when: Mode) -> tuple[Check, ...]:
     """The checks that inspect a subject at this time.
 

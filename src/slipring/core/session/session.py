@@ -16,7 +16,7 @@ from typing import Any
 from msgspec import structs
 
 from slipring.base.errors import ApiError, ConnectionLimitReached, InvalidPrompt, ServerError
-from slipring.core.betas import NO_BETAS, Betas
+from slipring.core.betas import NO_BETAS, Betas, missing_rollout
 from slipring.core.chain.state import ResponseState
 from slipring.core.chain.state_cache import ConnectionCache, NoCache
 from slipring.core.checks.policies import Policies, Verdict
@@ -51,7 +51,7 @@ from slipring.core.session.turn_program import TurnProgram
 from slipring.core.turn import delivery, turn_reports
 from slipring.core.turn.delivery import Deliver
 from slipring.core.turn.stages import ENDED, Blocked, CutShort, Interrupted, News, Stages, Wait
-from slipring.core.turn.steps import between_steps, rollout
+from slipring.core.turn.steps import between_steps
 from slipring.core.turn.turn import Asked, Turn
 from slipring.protocol import requests
 from slipring.protocol.events import Error
@@ -478,7 +478,7 @@ class Session:
             tenant=self.tenant,
             lane=lane_id,
             size_bytes=size_bytes,
-            error=error or (rollout.missing_beta(shared.betas) if request.rollout else None),
+            error=error or (missing_rollout(shared.betas) if request.rollout else None),
             detached=detached,
             short_events=shared.betas.short_events,
             parent=forked,

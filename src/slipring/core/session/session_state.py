@@ -106,16 +106,6 @@ class SessionState:
 
     def record(self, turn: Turn, report: TurnReport) -> None:
         """Log and count an ended turn."""
-        content = turn if self._may_be_recorded(turn) else None
+        content = turn if turn_reports.may_record_content(turn, self.betas, self.policies) else None
         record = Record(turn.asked.lane, report, turn.stages.arrived, turn_reports.traceparent(turn), content)
         self.actions.append(record)
-
-    def _may_be_recorded(self, turn: Turn) -> bool:
-        """Whether the content of a turn that has ended may be kept: no check has refused any of it, or would
-        still have inspected it."""
-        if self.betas.keeps_nothing or turn.is_blocked:
-            return False
-        if turn.checks is not None:
-            return turn.checks.has_passed
-        # Which policy applies is known once a request is valid.
-        return turn.response is not None or not self.policies.checks
