@@ -76,9 +76,9 @@ MUTANTS = (
         "a failed continuation keeps its parent",
         "connections",
         (
-            f"{_CORE}/session/session_state.py",
-            "            self.cache.evict(previous)\n",
-            "            pass\n",
+            f"{_CORE}/chain/state_cache.py",
+            "        if self.lane_of(response_id) == lane:\n",
+            "        if False:\n",
         ),
     ),
     _mutant(
