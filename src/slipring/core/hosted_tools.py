@@ -170,7 +170,7 @@ class FetchedList(Struct, frozen=True, eq=False):
     """Set if the response fails for this, because the operator prefers not to go on without the list."""
 
 
-def select(server: McpTool, resolved: ResolvedServer, tools: Iterable[ListedTool]) -> list[HostedTool]:
+def tools_allowed(server: McpTool, resolved: ResolvedServer, tools: Iterable[ListedTool]) -> list[HostedTool]:
     """The tools of a list that client, operator and key allow."""
     return [
         HostedTool(
@@ -184,7 +184,7 @@ def select(server: McpTool, resolved: ResolvedServer, tools: Iterable[ListedTool
     ]
 
 
-def tag_list(server: McpTool, resolved: ResolvedServer, tag: Tag) -> str:
+def list_tag(server: McpTool, resolved: ResolvedServer, tag: Tag) -> str:
     """What the id of a list ends with that is fetched for a request."""
     return tag(_server_bytes(server, resolved)) + _shown(resolved, server.allowed_tools)
 
@@ -245,7 +245,7 @@ class Offered(Struct, frozen=True):
     as a head keeps them."""
 
 
-def compose(
+def compose_offer(
     sent: Raw | UnsetType,
     servers: Sequence[McpTool],
     resolved: Mapping[str, ResolvedServer],
@@ -255,7 +255,9 @@ def compose(
     """Put the lists of the servers into the ``tools`` of a request. ``lists``: those that are known.
     ``builtins``: what answers built-in tools, by their indexes."""
     offered = {
-        server.server_label: select(server, resolved[server.server_label], lists.get(server.server_label, ()))
+        server.server_label: tools_allowed(
+            server, resolved[server.server_label], lists.get(server.server_label, ())
+        )
         for server in servers
     }
     kept = {
@@ -271,7 +273,7 @@ def compose(
     )
 
 
-def answering(sent: SentBuiltin, found: ResolvedBuiltin) -> HostedTool | None:
+def tool_answering(sent: SentBuiltin, found: ResolvedBuiltin) -> HostedTool | None:
     """The tool that answers a built-in tool of a request. None if the request forbids web access and the tool
     has no argument for that. Raises ``UnsupportedParameter`` if the request has filters and the tool takes
     none."""
@@ -413,14 +415,14 @@ class HostedRequest(Struct, eq=False):
         """What the id of the list of a server ends with."""
         server = self._server(label)
         assert server is not None
-        return tag_list(server, self.awaited[label], partial(self.seal.tag, self.tenant))
+        return list_tag(server, self.awaited[label], partial(self.seal.tag, self.tenant))
 
     def take_list(self, label: str, fetched: FetchedList) -> list[ListedTool]:
         """The list of a server has been fetched: returns what of it the request offers."""
         server = self._server(label)
         assert server is not None
         self.lists[label] = list(fetched.tools)
-        return [each.tool for each in select(server, self.awaited[label], fetched.tools)]
+        return [each.tool for each in tools_allowed(server, self.awaited[label], fetched.tools)]
 
     def take_lists(self, request: CreateRequest) -> HostedTools:
         """All lists have been fetched: put their tools into the request. Returns what can be called."""
@@ -434,7 +436,7 @@ class HostedRequest(Struct, eq=False):
         builtins = self._answered() if self.builtins else {}
         if self.servers or builtins:
             assert self.resolved is not None
-            self.offered = compose(self.sent, self.servers, self.resolved, self.lists, builtins)
+            self.offered = compose_offer(self.sent, self.servers, self.resolved, self.lists, builtins)
             request.tools = self.offered.definitions
 
     def _require_approved(self) -> None:
@@ -446,7 +448,7 @@ class HostedRequest(Struct, eq=False):
     def _answered(self) -> dict[int, HostedTool]:
         """What answers the built-in tools, by their indexes in ``tools``."""
         found = {
-            sent.index: answering(sent, self.answers[sent.kind])
+            sent.index: tool_answering(sent, self.answers[sent.kind])
             for sent in self.builtins
             if sent.kind in self.answers
         }

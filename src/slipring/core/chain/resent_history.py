@@ -182,7 +182,7 @@ class KnownHistories(TimedEntries[str, Outline]):
 # Contexts, by the digests of their items.
 
 
-def extended(digest: bytes, items: Iterable[Item], *, with_thoughts: bool = True) -> bytes:
+def extended_digest(digest: bytes, items: Iterable[Item], *, with_thoughts: bool = True) -> bytes:
     """The digest of a context after these items; ``digest`` is that of the context before them."""
     for item in items:
         if with_thoughts or not is_thought(item):
@@ -191,7 +191,7 @@ def extended(digest: bytes, items: Iterable[Item], *, with_thoughts: bool = True
     return digest
 
 
-def boundaries(
+def boundary_digests(
     digest: bytes,
     items: Sequence[Item],
     content_digests: Mapping[int, bytes],
@@ -207,12 +207,12 @@ def boundaries(
             digests.append(digest)
             continue
         content = content_digests.get(id(item)) if item.opened is None else None
-        digest = extended(digest, (item,)) if content is None else _after(digest, item, content)
+        digest = extended_digest(digest, (item,)) if content is None else _digest_after(digest, item, content)
         digests.append(digest)
     return digests
 
 
-def _after(digest: bytes, item: Item, content: bytes) -> bytes:
+def _digest_after(digest: bytes, item: Item, content: bytes) -> bytes:
     """The digest of a context after an item. Kept with the item: in a history that is sent again, the same
     items come before it."""
     kept: tuple[bytes, bytes] | None = item.__dict__.get(_AFTER)
@@ -255,7 +255,7 @@ class Thoughts:
         unknown: dict[bytes, int] = {}
         for index, item in enumerate(items):
             if is_thought(item):
-                unknown.setdefault(extended(NOTHING_YET, (item,)), index)
+                unknown.setdefault(extended_digest(NOTHING_YET, (item,)), index)
         given = frozenset(unknown)
         known: Thoughts | None = self
         while known is not None:
@@ -268,7 +268,7 @@ class Thoughts:
 
 
 def _digests_of(items: Iterable[Item]) -> Iterator[bytes]:
-    return (extended(NOTHING_YET, (item,)) for item in items if is_thought(item))
+    return (extended_digest(NOTHING_YET, (item,)) for item in items if is_thought(item))
 
 
 class KnownContext:
@@ -341,8 +341,8 @@ class KnownContexts(TimedEntries[bytes, KnownContext]):
     ) -> tuple[int, KnownContext] | None:
         """The longest known beginning of a history: how many of its items it has, and the context.
 
-        ``start``: the ``start_key`` of the history; ``digests``: the ``boundaries`` of its items. At least
-        one item must follow a context that ends with an answer.
+        ``start``: the ``start_key`` of the history; ``digests``: the ``boundary_digests`` of its items. At
+        least one item must follow a context that ends with an answer.
         """
         contexts = self._by_tenant.get(tenant)
         if contexts is None:
@@ -465,7 +465,7 @@ class Recognition:
         self._outline = Outline(head_outline(model, request), outline_of(counted), b"")
         found = histories.departure(self._tenant, self._outline.head, counted, self._outline.items, now)
         if found is not None and found.item is not UNSET and len(counted) < len(self._input):
-            found = structs.replace(found, item=_place(self._input, found.item))
+            found = structs.replace(found, item=_index_of(self._input, found.item))
         self.departed = None if found is not None and found.field == "memory" and match is not None else found
 
     def _counted(self, items: tuple[Item, ...]) -> tuple[Item, ...]:
@@ -481,7 +481,7 @@ class Recognition:
         """Digest the input; returns the digests of the context after each item."""
         self._input, self._with_thoughts = items, not request.restores_thoughts
         sent = dict(zip(map(id, request.items), request.content_digests, strict=True))
-        digests = boundaries(before, items, sent, with_thoughts=self._with_thoughts)
+        digests = boundary_digests(before, items, sent, with_thoughts=self._with_thoughts)
         self._input_digest = digests[-1] if digests else before
         return digests
 
@@ -573,7 +573,7 @@ class Recognition:
     ) -> tuple[bytes, bytes, OutputByJob] | None:
         """The digests of the context that the last job got, and of that with its answer, and the output by
         job; None if the contexts are not to be known."""
-        if self._input_digest is None or _size(state.output) > _MOST_OUTPUT_BYTES:
+        if self._input_digest is None or _raw_bytes(state.output) > _MOST_OUTPUT_BYTES:
             return None
         output, steps = state.output, state.steps
         made = last_compaction(output)
@@ -590,7 +590,7 @@ class Recognition:
         return prompt_digest, self._extended(prompt_digest, steps.answer), steps
 
     def _extended(self, digest: bytes, items: tuple[Item, ...]) -> bytes:
-        return extended(digest, items, with_thoughts=self._with_thoughts)
+        return extended_digest(digest, items, with_thoughts=self._with_thoughts)
 
     def _start_key(self, model: str, head: Head) -> bytes:
         return start_key(model, head.digest, with_thoughts=self._with_thoughts)
@@ -611,7 +611,7 @@ class Recognition:
         return self._known.find(self._tenant, start + parent.digest)
 
 
-def _place(items: tuple[Item, ...], number: int) -> int:
+def _index_of(items: tuple[Item, ...], number: int) -> int:
     """The index of an item among all, by its number among those that are no thoughts."""
     return next(islice((at for at, item in enumerate(items) if not is_thought(item)), number, None))
 
@@ -625,5 +625,5 @@ def _answer_start(context: tuple[Item, ...], count: int) -> int:
     return start
 
 
-def _size(items: tuple[Item, ...]) -> int:
+def _raw_bytes(items: tuple[Item, ...]) -> int:
     return sum(len(item.raw) for item in items)

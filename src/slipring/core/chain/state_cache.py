@@ -50,7 +50,7 @@ class ChainCompression:
         room = self.limit_bytes - self.item_bytes
         taken: list[ResponseState] = []
         taken_bytes = 0
-        for state in _candidates(ends):
+        for state in _compressible(ends):
             taken_bytes += state.item_bytes
             if taken_bytes > room:
                 break
@@ -69,7 +69,7 @@ class ChainCompression:
         room = self.limit_bytes - self.item_bytes
         if self._is_running or room <= 0:
             return self._is_running
-        oldest = next(_candidates(ends), None)
+        oldest = next(_compressible(ends), None)
         return oldest is not None and oldest.item_bytes <= room
 
     def add(self, state: ResponseState) -> None:
@@ -86,7 +86,7 @@ class ChainCompression:
             self.compressed_bytes -= state.compressed_bytes
 
 
-def _candidates(ends: Iterable[ResponseState]) -> Iterator[ResponseState]:
+def _compressible(ends: Iterable[ResponseState]) -> Iterator[ResponseState]:
     """The states that may be compressed, the oldest of each chain first."""
     seen: set[ResponseState] = set()
     for end in list(ends):

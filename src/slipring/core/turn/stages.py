@@ -28,13 +28,13 @@ class Wait(Struct, Generic[Result], frozen=True, eq=False):
         return (yield self)
 
 
-class Queued(Wait[None], frozen=True, eq=False):
+class _Queued(Wait[None], frozen=True, eq=False):
     """The turn is in its lane's queue."""
 
     place = "waiting"
 
 
-class Ended(Wait[None], frozen=True, eq=False):
+class _Ended(Wait[None], frozen=True, eq=False):
     """The turn has ended."""
 
     place = "ended"
@@ -68,7 +68,7 @@ class CutShort(Exception):
     """Ends a wait: the response ends now, with what it has."""
 
 
-QUEUED, ENDED = Queued(), Ended()
+QUEUED, ENDED = _Queued(), _Ended()
 VERDICTS_ON_INPUT = News("inspecting")
 VERDICTS_ON_ANSWER = News("running")
 CALLS = News("paused")
