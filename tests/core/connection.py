@@ -505,7 +505,7 @@ class Connection:
     def read_pages(self, read: ReadPages, lane: str | None = None) -> list[Json]:
         """The documents of a request were read."""
         work = self.reads.pop(self._at(self.reads, lane))
-        return self.done(work, tuple(attachments.opened(item, read, work.roles) for item in work.items))
+        return self.done(work, tuple(attachments.with_pages(item, read, work.roles) for item in work.items))
 
     def refuse_documents(self, error: InvalidRequest, lane: str | None = None) -> list[Json]:
         """The first document of a request could not be read."""
@@ -515,7 +515,7 @@ class Connection:
             for index, item in enumerate(work.items)
             for document in attachments.documents_in(item)
         )
-        return self.fail(lane, attachments.refused(work.items[index], index, document, error))
+        return self.fail(lane, attachments.unreadable(work.items[index], index, document, error))
 
     def find_servers(self, lane: str | None = None, **changes: Any) -> list[Json]:
         """The MCP servers of a request are known. ``changes``: fields of all. Each built-in tool is answered

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 SRC = Path(__file__).parent.parent.parent / "src"
 _CORE = "slipring/core"
-_PROGRAM, _TURNS = f"{_CORE}/session/turn_program.py", f"{_CORE}/session/turns.py"
+_PROGRAM, _TURNS = f"{_CORE}/session/turn_program.py", f"{_CORE}/session/session.py"
 
 
 class Change(NamedTuple):
@@ -76,9 +76,9 @@ MUTANTS = (
         "a failed continuation keeps its parent",
         "connections",
         (
-            f"{_CORE}/session/session_state.py",
-            "            self.cache.evict(previous)\n",
-            "            pass\n",
+            f"{_CORE}/chain/state_cache.py",
+            "        if self.lane_of(response_id) == lane:\n",
+            "        if False:\n",
         ),
     ),
     _mutant(
@@ -129,12 +129,12 @@ MUTANTS = (
         "connections",
         (_TURNS, "        return turn in self._programs and not turn.is_closed\n", "        return True\n"),
         (
-            f"{_CORE}/turn/output/running_hosted_calls.py",
+            f"{_CORE}/turn/output/hosted_calls.py",
             "        call = self.running.pop(call_id, None)\n",
             "        call = _ALL[call_id] = self.running.pop(call_id, None) or _ALL.get(call_id)\n",
         ),
         (
-            f"{_CORE}/turn/output/running_hosted_calls.py",
+            f"{_CORE}/turn/output/hosted_calls.py",
             "_REQUEST_CANCELLED = -32800\n",
             "_REQUEST_CANCELLED = -32800\n_ALL = {}\n",
         ),

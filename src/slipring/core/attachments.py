@@ -1,18 +1,14 @@
-"""Images and files in the input of a turn: refused unless the model sees them, and images unless they are
-within the bounds of the server.
+"""The images and files in the input of a turn: which may reach the model, and what the model sees of them.
 
-Images that a request names by URL, and that the server has fetched.
+They are refused unless the model sees them, and images unless they are within the bounds of the server.
 
-The item of such an image stays as it was sent, and is opened: models see it with a data URL in place of the
-URL. What is stored and what is listed therefore have both.
-
-Documents in the input: PDF files that the server has read for models that take no files.
-
-The item of such a file stays as it was sent, and is opened: models see the text of each page in place of the
-file, and a picture of the page if they see pictures. What is stored and what is listed therefore have both.
+An image that a request names by URL is fetched by the server, and a PDF is read by it for models that take no
+files. The item stays as it was sent, and is opened: models see it with a data URL in place of the URL, or
+with the text of each page in place of the file (and a picture of the page if they see pictures). What is
+stored and what is listed therefore have both.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 from msgspec import Raw, Struct, structs
@@ -50,6 +46,14 @@ _NO_FILES = (
     "This model takes no such file: send its text instead. Of files, this server reads PDFs in 'file_data',"
     " if its extra 'pdf' is installed."
 )
+_REMOTE = ("http://", "https://")
+_UNNAMED_DOCUMENT = "document.pdf"
+_fields = msgspec.json.Decoder(dict[str, Raw])
+_parts = msgspec.json.Decoder(list[Raw])
+
+Fetched = Mapping[str, "str | InvalidRequest"]
+"""Data URLs by the URLs that were fetched, or why that was not possible: the end of a sentence about the
+image."""
 
 
 class AttachmentRules(Struct, frozen=True):
@@ -240,16 +244,14 @@ def _must_read_images(check: Check) -> bool:
     return check.on_images == "closed" and not {"message", "tool_output"}.isdisjoint(check.subjects)
 
 
-Fetched = Mapping[str, "str | InvalidRequest"]
-"""Data URLs by the URLs that were fetched, or why that was not possible: the end of a sentence about the
-image."""
-_REMOTE = ("http://", "https://")
-_fields = msgspec.json.Decoder(dict[str, Raw])
-_parts = msgspec.json.Decoder(list[Raw])
+# Fetched images.
 
 
-def remote_urls(items: Sequence[Item]) -> tuple[str, ...]:
-    """The URLs of images in items that are not with_fetched_images, each once."""
+def urls_to_fetch(items: Sequence[Item], capabilities: Capabilities) -> tuple[str, ...]:
+    """The URLs of images in items that are not opened, each once: those that this server fetches for a model
+    that sees images, unless the engine's server does that."""
+    if not capabilities.images or capabilities.resolves_urls:
+        return ()
     return tuple(
         dict.fromkeys(
             image.url
@@ -264,10 +266,10 @@ def remote_urls(items: Sequence[Item]) -> tuple[str, ...]:
 def with_fetched_images(items: Sequence[Item], fetched: Fetched) -> tuple[Item, ...]:
     """The items, those with fetched images opened. Raises ``InvalidRequest``, which names the field, for an
     image that could not be fetched."""
-    return tuple(_opened(item, index, fetched) for index, item in enumerate(items))
+    return tuple(_with_fetched(item, index, fetched) for index, item in enumerate(items))
 
 
-def _opened(item: Item, index: int, fetched: Fetched) -> Item:
+def _with_fetched(item: Item, index: int, fetched: Fetched) -> Item:
     if item.opened is not None:
         return item
     found: dict[int, str] = {}
@@ -278,10 +280,10 @@ def _opened(item: Item, index: int, fetched: Fetched) -> Item:
             raise InvalidRequest(f"Invalid '{param}': {result.message}", param=param, code=result.code)
         if result is not None:
             found[image.place] = result
-    return opened_with(item, (structs.replace(item, raw=_with(item, found)),)) if found else item
+    return opened_with(item, (structs.replace(item, raw=_with_urls(item, found)),)) if found else item
 
 
-def _with(item: Item, found: Mapping[int, str]) -> bytes:
+def _with_urls(item: Item, found: Mapping[int, str]) -> bytes:
     """The JSON of an item with these URLs in its parts."""
     fields: dict[str, object] = dict(_fields.decode(item.raw))
     name = "content" if item.type == "message" else "output"
@@ -306,10 +308,12 @@ def fetched_form(item: Item) -> Item | None:
     return item.opened[0] if item.opened[0].raw != item.raw else None
 
 
-_NAME = "document.pdf"
+# Documents.
 
 
 class Page(Struct, frozen=True):
+    """A page of a document, as the server has read it."""
+
     text: str
     image_url: str | None = None
     """A picture of it, as a data URL."""
@@ -324,10 +328,15 @@ ReadPages = Mapping[Document, Sequence[Page]]
 
 def documents_in(item: Item) -> tuple[Document, ...]:
     """The documents of an item that is not opened with their pages, each once."""
-    return tuple(dict.fromkeys(document for _, document in placed(item)))
+    return tuple(dict.fromkeys(document for _, document in documents_with_places(item)))
 
 
-def placed(item: Item) -> Iterator[tuple[int, Document]]:
+def has_documents_to_read(items: Iterable[Item], capabilities: Capabilities) -> bool:
+    """Whether items have documents that this server reads for the model: it takes no files."""
+    return not capabilities.files and any(any(documents_with_places(item)) for item in items)
+
+
+def documents_with_places(item: Item) -> Iterator[tuple[int, Document]]:
     """The documents of an item that is not opened with their pages, with their places among the parts."""
     if (shown := _shown(item)) is not None:
         for part in attached(shown).parts:
@@ -335,20 +344,20 @@ def placed(item: Item) -> Iterator[tuple[int, Document]]:
                 yield part.place, part.document
 
 
-def data_of(item: Item, document: Document) -> str:
+def document_data(item: Item, document: Document) -> str:
     """The base64 of a document of this item. Decodes the item: not for the event loop."""
     shown = _shown(item)
     assert shown is not None
-    place = next(place for place, each in placed(item) if each == document)
+    place = next(place for place, each in documents_with_places(item) if each == document)
     part = parts_of(shown)[place]
     assert isinstance(part, InputFile)
     return data_in(part)
 
 
-def opened(item: Item, read: ReadPages, roles: Sequence[str]) -> Item:
+def with_pages(item: Item, read: ReadPages, roles: Sequence[str]) -> Item:
     """The item with the pages of its documents. ``roles``: of the messages that may have pictures; others get
     the texts alone. Not for the event loop."""
-    shown, found = _shown(item), dict(placed(item))
+    shown, found = _shown(item), dict(documents_with_places(item))
     if shown is None or not found:
         return item
     role = attached(shown).role
@@ -363,15 +372,15 @@ def opened(item: Item, read: ReadPages, roles: Sequence[str]) -> Item:
         pages = read[found[place]]
         if role is not None and role not in roles:
             pages = [Page(page.text) for page in pages]
-        parts += _written(pages, part.filename or _NAME)
+        parts += _page_parts(pages, part.filename or _UNNAMED_DOCUMENT)
     raw = wire.encode({**fields, name: parts})
     return opened_with(item, (structs.replace(shown, raw=raw, opened=None),))
 
 
-def refused(item: Item, index: int, document: Document, error: InvalidRequest) -> InvalidRequest:
+def unreadable(item: Item, index: int, document: Document, error: InvalidRequest) -> InvalidRequest:
     """The error about a document that could not be read, which names its field. The message of ``error``
     continues a sentence that begins with "it" (the document)."""
-    place = next(place for place, each in placed(item) if each == document)
+    place = next(place for place, each in documents_with_places(item) if each == document)
     param = f"{part_param(item, index, place)}.file_data"
     return InvalidRequest(f"Invalid '{param}': the document {error.message}.", param=param)
 
@@ -382,7 +391,7 @@ def _shown(item: Item) -> Item | None:
     return item if item.opened is None else fetched_form(item)
 
 
-def _written(pages: Sequence[Page], name: str) -> Iterator[dict[str, str]]:
+def _page_parts(pages: Sequence[Page], name: str) -> Iterator[dict[str, str]]:
     """The pages of a document, as parts of an item."""
     for number, page in enumerate(pages, 1):
         head = f"{name}, page {number} of {len(pages)}"

@@ -1,6 +1,10 @@
-"""API extensions that a client enables for its connection."""
+"""API extensions that a client enables for its connection, and the refusal of a rollout without its own."""
 
 from msgspec import Struct
+
+from slipring.base.errors import ApiError, InvalidRequest
+
+_ROLLOUT_HEADER = "OpenAI-Beta: slipring_rollout=v1"
 
 
 class Betas(Struct, frozen=True):
@@ -24,3 +28,12 @@ class Betas(Struct, frozen=True):
 
 
 NO_BETAS = Betas()
+
+
+def missing_rollout(betas: Betas) -> ApiError | None:
+    """The error for a rollout on a connection that has not enabled them."""
+    if betas.rollout:
+        return None
+    return InvalidRequest(
+        f"'rollout' needs a WebSocket that was opened with the header '{_ROLLOUT_HEADER}'.", param="rollout"
+    )

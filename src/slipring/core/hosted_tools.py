@@ -1,20 +1,14 @@
-"""What the driver finds out about the hosted tools of a request: servers, lists and outcomes of calls; and
-the tools that can be called.
+"""The hosted tools of a request, MCP servers and built-in tools: what it offers, and what answers a call.
 
 The core never calls a server. It asks the driver to resolve the servers of a request (``ResolveTools``), to
 fetch their lists (``ListTools``) and to run calls (``CallTool``), and passes ``ResolvedServer.handle`` back
-without looking at it.
+without looking at it. Of a list, a request offers what client, operator and key allow.
 
 A list in a context may be the one that a request needs. It belongs to a server and not to a label: a request
 may name another server by the label of an earlier one, or the same with other credentials. The id of an
 ``mcp_list_tools`` item therefore ends in two values: a tag that identifies the MCP server, and that only this
 server can make, and a digest of the part of the list that is shown. Both come back with chains, conversations
 and histories.
-
-Lists of hosted tools: which of their tools client, operator and key allow, and whether a list in the
-context serves for a request.
-
-The hosted tools of one request: MCP servers, built-in tools, and the calls that its input approves.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,9 +18,9 @@ from types import MappingProxyType
 
 from msgspec import UNSET, Raw, Struct, UnsetType, structs
 
-from slipring.base.errors import ApiError, InvalidRequest, UnsupportedParameter, quoted
+from slipring.base.errors import ApiError, UnsupportedParameter
 from slipring.core.chain import approvals, hosted_items_in_context, item_ids
-from slipring.core.chain.approvals import Approved
+from slipring.core.chain.approvals import Approved, Verify
 from slipring.core.chain.sealed_items import Seal
 from slipring.core.chain.state import Approval, Carry
 from slipring.core.generation import Hosting, UpstreamTools
@@ -49,6 +43,13 @@ from slipring.protocol.tools.mcp_tools import (
 )
 from slipring.protocol.tools.tool_types import BuiltinKind
 from slipring.protocol.wire import given
+
+_OF_TOOLS = ("code_interpreter_call.", "file_search_call.", "web_search_call.")
+"""Values of ``include`` about tools that servers run begin with these."""
+_SHOWN_DIGITS = 8
+"""Digits at the end of a list's id that identify what of it is shown."""
+Tag = Callable[[bytes], str]
+"""Makes a tag over bytes, for the tenant of the turn."""
 
 
 class ResolvedServer(Struct, frozen=True, eq=False):
@@ -169,7 +170,7 @@ class FetchedList(Struct, frozen=True, eq=False):
     """Set if the response fails for this, because the operator prefers not to go on without the list."""
 
 
-def select(server: McpTool, resolved: ResolvedServer, tools: Iterable[ListedTool]) -> list[HostedTool]:
+def tools_allowed(server: McpTool, resolved: ResolvedServer, tools: Iterable[ListedTool]) -> list[HostedTool]:
     """The tools of a list that client, operator and key allow."""
     return [
         HostedTool(
@@ -183,18 +184,7 @@ def select(server: McpTool, resolved: ResolvedServer, tools: Iterable[ListedTool
     ]
 
 
-_SHOWN_DIGITS = 8
-
-
-Tag = Callable[[bytes], str]
-"""Makes a tag over bytes, for the tenant of the turn."""
-
-
-Verify = Callable[[bytes, str], bool]
-"""Whether a tag was made over these bytes, for the tenant of the turn."""
-
-
-def tag_list(server: McpTool, resolved: ResolvedServer, tag: Tag) -> str:
+def list_tag(server: McpTool, resolved: ResolvedServer, tag: Tag) -> str:
     """What the id of a list ends with that is fetched for a request."""
     return tag(_server_bytes(server, resolved)) + _shown(resolved, server.allowed_tools)
 
@@ -255,7 +245,7 @@ class Offered(Struct, frozen=True):
     as a head keeps them."""
 
 
-def compose(
+def compose_offer(
     sent: Raw | UnsetType,
     servers: Sequence[McpTool],
     resolved: Mapping[str, ResolvedServer],
@@ -265,7 +255,9 @@ def compose(
     """Put the lists of the servers into the ``tools`` of a request. ``lists``: those that are known.
     ``builtins``: what answers built-in tools, by their indexes."""
     offered = {
-        server.server_label: select(server, resolved[server.server_label], lists.get(server.server_label, ()))
+        server.server_label: tools_allowed(
+            server, resolved[server.server_label], lists.get(server.server_label, ())
+        )
         for server in servers
     }
     kept = {
@@ -281,7 +273,7 @@ def compose(
     )
 
 
-def answering(sent: SentBuiltin, found: ResolvedBuiltin) -> HostedTool | None:
+def tool_answering(sent: SentBuiltin, found: ResolvedBuiltin) -> HostedTool | None:
     """The tool that answers a built-in tool of a request. None if the request forbids web access and the tool
     has no argument for that. Raises ``UnsupportedParameter`` if the request has filters and the tool takes
     none."""
@@ -298,10 +290,6 @@ def answering(sent: SentBuiltin, found: ResolvedBuiltin) -> HostedTool | None:
         needs_approval=False,
         builtin=Builtin(sent.kind, found.argument, given, sent.container),
     )
-
-
-_OF_TOOLS = ("code_interpreter_call.", "file_search_call.", "web_search_call.")
-"""Values of ``include`` about tools that servers run begin with these."""
 
 
 class HostedRequest(Struct, eq=False):
@@ -383,11 +371,8 @@ class HostedRequest(Struct, eq=False):
         opened. ``complete``: a response will be generated."""
         if not before.approvals and approvals.KINDS.isdisjoint([item.type for item in items]):
             return hosted_items_in_context.opened(items)
-        answers = approvals.read(before, items)
+        answers = approvals.read(before, items, complete=complete)
         self.approved, self.unopened = answers.approved, answers.items
-        if self.approved and not complete:
-            where = self.approved[0].where
-            raise InvalidRequest.at(where, "only a request that generates an answer can approve a call")
         opened = hosted_items_in_context.opened(self.unopened)
         return hosted_items_in_context.with_denials(before.approvals, opened) if complete else opened
 
@@ -411,7 +396,7 @@ class HostedRequest(Struct, eq=False):
         for each in self.approved:
             named = self._server(each.approval.label)
             if named is None:
-                raise _not_offered(each)
+                raise approvals.not_offered(each)
             approvals.require_genuine(each, named, partial(self.seal.verify, self.tenant))
         self._require_approved()
         return self.offered
@@ -430,14 +415,14 @@ class HostedRequest(Struct, eq=False):
         """What the id of the list of a server ends with."""
         server = self._server(label)
         assert server is not None
-        return tag_list(server, self.awaited[label], partial(self.seal.tag, self.tenant))
+        return list_tag(server, self.awaited[label], partial(self.seal.tag, self.tenant))
 
     def take_list(self, label: str, fetched: FetchedList) -> list[ListedTool]:
         """The list of a server has been fetched: returns what of it the request offers."""
         server = self._server(label)
         assert server is not None
         self.lists[label] = list(fetched.tools)
-        return [each.tool for each in select(server, self.awaited[label], fetched.tools)]
+        return [each.tool for each in tools_allowed(server, self.awaited[label], fetched.tools)]
 
     def take_lists(self, request: CreateRequest) -> HostedTools:
         """All lists have been fetched: put their tools into the request. Returns what can be called."""
@@ -451,19 +436,19 @@ class HostedRequest(Struct, eq=False):
         builtins = self._answered() if self.builtins else {}
         if self.servers or builtins:
             assert self.resolved is not None
-            self.offered = compose(self.sent, self.servers, self.resolved, self.lists, builtins)
+            self.offered = compose_offer(self.sent, self.servers, self.resolved, self.lists, builtins)
             request.tools = self.offered.definitions
 
     def _require_approved(self) -> None:
         """Refuse approved calls of tools that are not in the known lists."""
         for each in self.approved:
             if each.approval.label not in self.awaited and self.find_tool(each.approval) is None:
-                raise _not_offered(each)
+                raise approvals.not_offered(each)
 
     def _answered(self) -> dict[int, HostedTool]:
         """What answers the built-in tools, by their indexes in ``tools``."""
         found = {
-            sent.index: answering(sent, self.answers[sent.kind])
+            sent.index: tool_answering(sent, self.answers[sent.kind])
             for sent in self.builtins
             if sent.kind in self.answers
         }
@@ -482,11 +467,3 @@ class HostedRequest(Struct, eq=False):
 
     def _server(self, label: str) -> McpTool | None:
         return next((server for server in self.servers if server.server_label == label), None)
-
-
-def _not_offered(approved: Approved) -> InvalidRequest:
-    return InvalidRequest.at(
-        approved.where,
-        f"the request's 'tools' do not have the tool {quoted(approved.approval.name)} of the"
-        f" MCP server {quoted(approved.approval.label)}",
-    )

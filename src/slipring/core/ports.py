@@ -1,7 +1,6 @@
 """Injected dependencies: id minting, clock, encryption, the ledger of request bytes.
 
-The core itself reads no clock and draws no random numbers. Also here: the API extensions that a client
-enables when it connects.
+The core itself reads no clock and draws no random numbers.
 """
 
 from collections.abc import Callable

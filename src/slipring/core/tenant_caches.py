@@ -1,9 +1,9 @@
-"""Caches of results of work on what tenants have sent, of which one tenant may use an eighth.
+"""Caches of what tenants used lately, bounded in bytes: which entry of which tenant is dropped.
 
-Entries that tenants used lately, by key, within a bounded number of bytes.
-
-Tenants do not share entries. Past the bound, the tenant that uses the most bytes loses the entry that it used
-longest ago: no tenant loses what it has used lately because another tenant uses much.
+Tenants do not share entries: otherwise the response time would reveal what another tenant has sent. Past the
+bound, the tenant that uses the most bytes loses the entry that it used longest ago: no tenant loses what it
+has used lately because another tenant uses much. ``TimedEntries`` also drops what was not used for long;
+``TenantCache`` keeps results of work, of which one tenant may use an eighth.
 """
 
 from abc import ABC, abstractmethod
@@ -19,6 +19,12 @@ V = TypeVar("V")
 _ROOM_FRACTION = 64
 """Past the bound, one part in this many of it is made free. A look at all tenants takes a millisecond for
 some thousands of them, which a full cache would need with every request."""
+_TENANT_FRACTION = 8
+"""The results of a tenant may fill one part in this many of a ``TenantCache``."""
+_RESULT_BYTES = 500
+"""What an entry of a ``TenantCache`` uses besides its result."""
+CacheKey = tuple[str, bytes]
+"""A tenant and the digest of what it has sent."""
 
 
 class TenantEntries(ABC, Generic[K, V]):
@@ -179,17 +185,8 @@ class TimedEntries(TenantEntries[K, V]):
             del self._until[tenant]
 
 
-_TENANT_FRACTION = 8
-"""The results of a tenant may fill one part in this many of a cache."""
-_RESULT_BYTES = 500
-"""What an entry of a cache uses besides its result."""
-CacheKey = tuple[str, bytes]
-"""A tenant and the digest of what it has sent."""
-
-
 class TenantCache(TenantEntries[bytes, tuple[V, int]]):
-    """Results of work on what tenants have sent, with their sizes. Not shared: otherwise the response time
-    would reveal what another tenant has sent."""
+    """Results of work on what tenants have sent, with their sizes."""
 
     __slots__ = ()
 

@@ -101,7 +101,7 @@ class DocumentReader:
                 if documents > MOST_DOCUMENTS:
                     reason = f"is one too many: a request may have {MOST_DOCUMENTS} documents"
                     one_too_many = in_item[MOST_DOCUMENTS - documents]
-                    raise attachments.refused(item, index, one_too_many, InvalidRequest(reason))
+                    raise attachments.unreadable(item, index, one_too_many, InvalidRequest(reason))
                 shown = await self._item(tenant, work, index, in_item)
                 pages_bytes += shown.size_bytes - item.size_bytes
                 if pages_bytes > self._limits.max_pages_bytes:
@@ -109,7 +109,7 @@ class DocumentReader:
                         f"expands to more than {self._limits.max_pages_bytes} bytes with those before it"
                         " (max_pages_bytes)"
                     )
-                    raise attachments.refused(item, index, in_item[-1], InvalidRequest(reason))
+                    raise attachments.unreadable(item, index, in_item[-1], InvalidRequest(reason))
                 count(max(shown.size_bytes - item.size_bytes, 0))
                 found.append(shown)
         return tuple(found)
@@ -144,9 +144,9 @@ class DocumentReader:
                         " (max_frame_bytes)"
                     )
             except TooExpensive as error:
-                raise attachments.refused(item, index, document, InvalidRequest(error.reason)) from None
+                raise attachments.unreadable(item, index, document, InvalidRequest(error.reason)) from None
             except InvalidRequest as error:
-                raise attachments.refused(item, index, document, error) from None
+                raise attachments.unreadable(item, index, document, error) from None
             read[document] = pages
         shown = await self._decoder.in_thread(tenant, self._with_pages, item, read, work.roles)
         self._opened.keep(tenant, key, shown)
@@ -163,7 +163,7 @@ class DocumentReader:
 
     def _with_pages(self, item: Item, read: ReadPages, roles: Sequence[str]) -> Item:
         """The item with these pages; what is computed of them is kept with them. In the thread."""
-        found = attachments.opened(item, read, roles)
+        found = attachments.with_pages(item, read, roles)
         for shown in in_context((found,)):
             examine(shown)
             content_digest(shown)
@@ -182,7 +182,7 @@ def _key(item: Item, work: ReadDocuments) -> bytes:
 
 
 def _call(item: Item, document: Document, most_pages: int, draws: bool) -> EncodedCall:
-    data = attachments.data_of(item, document)
+    data = attachments.document_data(item, document)
     return encoded_call("read_pdf", data, most_pages, draws, document.is_detailed)
 
 

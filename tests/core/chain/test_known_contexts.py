@@ -7,8 +7,8 @@ from slipring.core.chain.resent_history import (
     NOTHING_YET,
     KnownContext,
     KnownContexts,
-    boundaries,
-    extended,
+    boundary_digests,
+    extended_digest,
     start_key,
 )
 from slipring.core.chain.state import Position, echoed_bytes
@@ -205,10 +205,10 @@ def test_it_can_be_switched_off():
 def test_digests_are_the_same_however_items_are_spread_over_turns():
     items = [user_message(text) for text in ("a", "b", "c")]
     sealed = Item(type="compaction", raw=b"{}", opened=(items[1], items[2]))
-    whole = extended(NOTHING_YET, items)
-    assert boundaries(NOTHING_YET, items, {})[-1] == whole
-    assert boundaries(extended(NOTHING_YET, items[:1]), items[1:], {})[-1] == whole
-    assert boundaries(NOTHING_YET, [items[0], sealed], {})[-1] == whole
+    whole = extended_digest(NOTHING_YET, items)
+    assert boundary_digests(NOTHING_YET, items, {})[-1] == whole
+    assert boundary_digests(extended_digest(NOTHING_YET, items[:1]), items[1:], {})[-1] == whole
+    assert boundary_digests(NOTHING_YET, [items[0], sealed], {})[-1] == whole
     digested = {id(item): content_digest(item) for item in items}
-    assert boundaries(NOTHING_YET, items, digested)[-1] == whole
-    assert len(set(boundaries(NOTHING_YET, items, {}))) == 3
+    assert boundary_digests(NOTHING_YET, items, digested)[-1] == whole
+    assert len(set(boundary_digests(NOTHING_YET, items, {}))) == 3

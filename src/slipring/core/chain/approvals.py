@@ -1,4 +1,4 @@
-"""Approvals: which hosted calls the client has approved, denied or left unanswered.
+"""Approvals: which hosted calls need one, which the client has approved, and what models read of a denial.
 
 An approval request is good for one call: that of this tool, with these arguments, at this server, for this
 tenant. Its id ends in a tag over all of these, so that a request which comes back with a history proves that
@@ -17,6 +17,11 @@ from slipring.protocol.items.hosted_items import McpApprovalRequest, McpApproval
 from slipring.protocol.items.items import Item
 from slipring.protocol.tools.mcp_tools import ApprovalFilter, ListedTool, McpTool
 
+KINDS = frozenset({"mcp_approval_request", "mcp_approval_response"})
+"""The types of items that ask for approvals and give them."""
+Verify = Callable[[bytes, str], bool]
+"""Whether a tag was made over these bytes, for the tenant of the turn."""
+
 
 def needs_approval(server: McpTool, tool: ListedTool, *, always: bool) -> bool:
     """Whether the client must approve each call of a tool. It must if the operator says ``always``, and
@@ -29,12 +34,6 @@ def needs_approval(server: McpTool, tool: ListedTool, *, always: bool) -> bool:
     if rule.always is not None and rule.always.selects(tool):
         return True
     return rule.never is None or not rule.never.selects(tool)
-
-
-KINDS = frozenset({"mcp_approval_request", "mcp_approval_response"})
-"""The types of items that ask for approvals and give them."""
-Verify = Callable[[bytes, str], bool]
-"""Whether a tag was made over these bytes, for the tenant of the turn."""
 
 
 class Approved(Struct, frozen=True):
@@ -60,8 +59,9 @@ class Answers(Struct, frozen=True):
     """The input without the requests and answers that the context has already."""
 
 
-def read(before: Carry, items: tuple[Item, ...]) -> Answers:
-    """The calls that these items approve; ``before``: of the context before them.
+def read(before: Carry, items: tuple[Item, ...], *, complete: bool) -> Answers:
+    """The calls that these items approve; ``before``: of the context before them. ``complete``: a response
+    will be generated; no other request may approve a call.
 
     A client that sends a part of its history again repeats requests and answers: these mean nothing new, and
     are left out. Raises ``InvalidRequest`` for a request that differs from the one with its id, for an answer
@@ -69,6 +69,9 @@ def read(before: Carry, items: tuple[Item, ...]) -> Answers:
     """
     reading = _Reading(before, items)
     kept = tuple(item for index, item in enumerate(items) if reading.is_new(item, index))
+    if reading.approved and not complete:
+        where = reading.approved[0].where
+        raise InvalidRequest.at(where, "only a request that generates an answer can approve a call")
     return Answers(reading.approved, kept)
 
 
@@ -136,6 +139,20 @@ def require_genuine(approved: Approved, server: McpTool, verify: Verify) -> None
         )
 
 
+def not_offered(approved: Approved) -> InvalidRequest:
+    """The error about an approved call of a tool that the request does not offer."""
+    return InvalidRequest.at(
+        approved.where,
+        f"the request's 'tools' do not have the tool {quoted(approved.approval.name)} of the"
+        f" MCP server {quoted(approved.approval.label)}",
+    )
+
+
+def unanswered(request_id: str) -> InvalidRequest:
+    """The error about an input that ends before it has answered an approval request."""
+    return InvalidRequest.at("input", f"the approval request {quoted(request_id)} has no answer")
+
+
 def denial_text(reason: str | None) -> str:
     """What a model reads of a call that was not approved."""
     said = f" Their reason: {reason}" if reason else ""
@@ -143,3 +160,4 @@ def denial_text(reason: str | None) -> str:
 
 
 UNANSWERED = denial_text("They answered with something else.")
+"""What a model reads of a call about which the client has decided nothing."""

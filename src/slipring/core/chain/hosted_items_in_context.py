@@ -7,7 +7,7 @@ the wire, both are one ``mcp_call``. ``opened`` gives the items of hosted tools 
   model made all calls of a step before it read any result. A call that was broken off has no output. Images
   of the result are not in the item: they are put into ``Item.opened`` when the call ends.
 - ``mcp_approval_request``: the call. Its output stands where the client answers: a denial, or what the call
-  returned once it was approved.
+  returned once it was approved. One that is left unanswered counts as denied.
 - ``mcp_list_tools``: nothing. The tools are part of the head.
 - ``web_search_call``, ``file_search_call``, ``code_interpreter_call``: as ``mcp_call``. Their items do not
   contain the result, so it is put into ``Item.opened`` when the call ends. Of a call that comes back in a
@@ -19,9 +19,8 @@ from typing import Literal
 
 from msgspec import structs
 
-from slipring.base.errors import InvalidRequest, quoted
 from slipring.core.chain import item_ids
-from slipring.core.chain.approvals import UNANSWERED, denial_text
+from slipring.core.chain.approvals import UNANSWERED, denial_text, unanswered
 from slipring.core.chain.state import Approval, Carry
 from slipring.protocol import wire
 from slipring.protocol.items.hosted_items import (
@@ -272,16 +271,12 @@ def with_denials(before: Mapping[str, Approval], items: tuple[Item, ...]) -> tup
     left = [request_id for request_id in before if request_id not in answered]
     last = items[-1] if items else None
     if last is not None and last.type == "mcp_approval_request":
-        raise _unanswered(last.id or "")
+        raise unanswered(last.id or "")
     if not left:
         return items
     if not items:
-        raise _unanswered(left[0])
+        raise unanswered(left[0])
     outputs = tuple(output_item(each, UNANSWERED) for each in left)
     first = items[0]
     content = (first,) if first.opened is None else first.opened
     return (structs.replace(first, opened=(*outputs, *content)), *items[1:])
-
-
-def _unanswered(request_id: str) -> InvalidRequest:
-    return InvalidRequest.at("input", f"the approval request {quoted(request_id)} has no answer")

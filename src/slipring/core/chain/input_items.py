@@ -1,11 +1,9 @@
-"""Adds new items to a chain: opens sealed items, resolves references, matches call outputs with their calls,
-updates the carry.
+"""Adds new items to a chain, and tells what its client still owes.
 
-Only the new items are examined. The parent's ``Carry`` summarizes the earlier ones. Sealed items have
-encrypted content that clients store and send back, such as compactions and reasoning. Encryption needs keys
-and randomness, so it is injected as a ``Seal``.
-
-What the client of a response owes it before it can go on: outputs of calls, and decisions about others.
+References are resolved, call outputs are matched with their calls, and the ``Carry`` of the chain is updated.
+Only the new items are examined: the parent's ``Carry`` summarizes the earlier ones. What is open afterwards
+are the calls whose outputs the client must send, and those about which it must decide, before the chain can
+go on (``required_input``).
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -44,6 +42,7 @@ _CALLS = {
     "tool_search_call": "tool search call",
 }
 """Calls that a client answers, and their names in error messages."""
+_OUTPUT_OF_CALL = {call: output for output, call in CALL_OF_OUTPUT.items()}
 _WITH_TOOLS = ("additional_tools", "tool_search_output")
 _COMPACTIONS = ("compaction", "compaction_summary")
 _MATCHED = frozenset({*_CALLS, *CALL_OF_OUTPUT})
@@ -258,9 +257,6 @@ def _read_tools(item: Item, where: str, definitions: Definitions | None) -> tupl
     body = item.body()
     assert isinstance(body, AdditionalTools | LoadedTools)
     return Toolset.read(body.tools, f"{where}.tools", loaded=True, definitions=definitions).callables
-
-
-_OUTPUT_OF_CALL = {call: output for output, call in CALL_OF_OUTPUT.items()}
 
 
 def requires_input(state: ResponseState) -> bool:

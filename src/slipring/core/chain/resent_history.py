@@ -1,13 +1,12 @@
-"""Recognises a history that a client sends again: finds the context that an engine has processed for it, and
-makes a turn continue that context.
+"""Recognises what a client sends again: single items, whole histories, and where a history departs.
 
-Single items that clients sent lately, so that one which comes again is neither decoded nor read again.
-
-Where a history that a client sends again departs from the ones that its tenant had here lately.
-
-Known contexts are found by a digest of all their items: one that is not found says nothing about the item
-that differs. So an outline of the latest histories of each tenant is kept, ten bytes for an item, and no
-content.
+- ``KnownItems``: items that tenants sent lately, so that one which comes again is neither decoded nor read
+  again.
+- ``KnownContexts``: contexts that engines have processed, found by a digest of all their items. A turn
+  (``Recognition``) whose input begins with one continues it.
+- ``KnownHistories``: a context that is not found says nothing about the item that differs. So an outline of
+  the latest histories of each tenant is kept, ten bytes for an item and no content, which says where a new
+  one departs from them.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,8 +33,29 @@ from slipring.protocol.requests import NOTHING_KNOWN, CreateRequest, Known, Piec
 from slipring.protocol.responses import Response
 from slipring.protocol.turn_report import Departure
 
+MOST_ITEMS = 4000
+"""Of a history that is compared and kept."""
+NOTHING_YET = b""
+"""The digest of a context without items."""
 _ITEM_BYTES = 200
 """The entries of a known item, about 100 bytes, and what is computed only of items without a parent."""
+_HISTORY_BYTES = 400
+"""A known history, without the outline of its items."""
+_CONTEXT_BYTES = 2000
+"""A context and its response object, without head and position."""
+_THOUGHT_BYTES = 150
+_MOST_HISTORIES = 16
+"""Of a tenant: each is compared with a history that is not recognised."""
+_HISTORIES_FRACTION = 64
+"""Outlines of histories may use one part in this many of what contexts may, in addition."""
+_MOST_UNFIT = 8
+"""Contexts with other thoughts than a history that are looked at for it: each takes as long as the history is
+long."""
+_MOST_OUTPUT_BYTES = 512 * 1024
+"""Output is digested on the event loop, which takes a millisecond for this much. Only rollouts have more."""
+_AFTER = "digest_after"
+
+# Single items.
 
 
 class KnownItems(TimedEntries[bytes, Item | Piece]):
@@ -61,15 +81,7 @@ class KnownItems(TimedEntries[bytes, Item | Piece]):
     _release = _hold
 
 
-MOST_ITEMS = 4000
-"""Of a history that is compared and kept."""
-
-
-_MOST_HISTORIES = 16
-"""Of a tenant: each is compared with a history that is not recognised."""
-
-
-_ENTRY_BYTES = 400
+# Where a history departs from earlier ones.
 
 
 class Outline(Struct, frozen=True, eq=False):
@@ -83,7 +95,7 @@ class Outline(Struct, frozen=True, eq=False):
 
     @property
     def size_bytes(self) -> int:
-        return _ENTRY_BYTES + len(self.items)
+        return _HISTORY_BYTES + len(self.items)
 
     def same_items(self, items: bytes) -> int:
         """How many items at the beginning of another history are the same."""
@@ -166,20 +178,10 @@ class KnownHistories(TimedEntries[str, Outline]):
     _release = _hold
 
 
-NOTHING_YET = b""
-"""The digest of a context without items."""
-_AFTER = "digest_after"
-_THOUGHT_BYTES = 150
-_CONTEXT_BYTES = 2000
-"""A context and its response object, without head and position."""
-_HISTORIES_FRACTION = 64
-"""Outlines of histories may use one part in this many of what contexts may, in addition."""
-_MOST_UNFIT = 8
-"""Contexts with other thoughts than a history that are looked at for it: each takes as long as the history is
-long."""
+# Contexts, by the digests of their items.
 
 
-def extended(digest: bytes, items: Iterable[Item], *, with_thoughts: bool = True) -> bytes:
+def extended_digest(digest: bytes, items: Iterable[Item], *, with_thoughts: bool = True) -> bytes:
     """The digest of a context after these items; ``digest`` is that of the context before them."""
     for item in items:
         if with_thoughts or not is_thought(item):
@@ -188,7 +190,7 @@ def extended(digest: bytes, items: Iterable[Item], *, with_thoughts: bool = True
     return digest
 
 
-def boundaries(
+def boundary_digests(
     digest: bytes,
     items: Sequence[Item],
     content_digests: Mapping[int, bytes],
@@ -204,12 +206,12 @@ def boundaries(
             digests.append(digest)
             continue
         content = content_digests.get(id(item)) if item.opened is None else None
-        digest = extended(digest, (item,)) if content is None else _after(digest, item, content)
+        digest = extended_digest(digest, (item,)) if content is None else _digest_after(digest, item, content)
         digests.append(digest)
     return digests
 
 
-def _after(digest: bytes, item: Item, content: bytes) -> bytes:
+def _digest_after(digest: bytes, item: Item, content: bytes) -> bytes:
     """The digest of a context after an item. Kept with the item: in a history that is sent again, the same
     items come before it."""
     kept: tuple[bytes, bytes] | None = item.__dict__.get(_AFTER)
@@ -252,7 +254,7 @@ class Thoughts:
         unknown: dict[bytes, int] = {}
         for index, item in enumerate(items):
             if is_thought(item):
-                unknown.setdefault(extended(NOTHING_YET, (item,)), index)
+                unknown.setdefault(extended_digest(NOTHING_YET, (item,)), index)
         given = frozenset(unknown)
         known: Thoughts | None = self
         while known is not None:
@@ -265,7 +267,7 @@ class Thoughts:
 
 
 def _digests_of(items: Iterable[Item]) -> Iterator[bytes]:
-    return (extended(NOTHING_YET, (item,)) for item in items if is_thought(item))
+    return (extended_digest(NOTHING_YET, (item,)) for item in items if is_thought(item))
 
 
 class KnownContext:
@@ -338,8 +340,8 @@ class KnownContexts(TimedEntries[bytes, KnownContext]):
     ) -> tuple[int, KnownContext] | None:
         """The longest known beginning of a history: how many of its items it has, and the context.
 
-        ``start``: the ``start_key`` of the history; ``digests``: the ``boundaries`` of its items. At least
-        one item must follow a context that ends with an answer.
+        ``start``: the ``start_key`` of the history; ``digests``: the ``boundary_digests`` of its items. At
+        least one item must follow a context that ends with an answer.
         """
         contexts = self._by_tenant.get(tenant)
         if contexts is None:
@@ -393,8 +395,7 @@ class KnownContexts(TimedEntries[bytes, KnownContext]):
         return self._retention.release(value)
 
 
-_MOST_OUTPUT_BYTES = 512 * 1024
-"""Output is digested on the event loop, which takes a millisecond for this much. Only rollouts have more."""
+# The context of one turn.
 
 
 class Recognition:
@@ -463,7 +464,7 @@ class Recognition:
         self._outline = Outline(head_outline(model, request), outline_of(counted), b"")
         found = histories.departure(self._tenant, self._outline.head, counted, self._outline.items, now)
         if found is not None and found.item is not UNSET and len(counted) < len(self._input):
-            found = structs.replace(found, item=_place(self._input, found.item))
+            found = structs.replace(found, item=_index_of(self._input, found.item))
         self.departed = None if found is not None and found.field == "memory" and match is not None else found
 
     def _counted(self, items: tuple[Item, ...]) -> tuple[Item, ...]:
@@ -479,7 +480,7 @@ class Recognition:
         """Digest the input; returns the digests of the context after each item."""
         self._input, self._with_thoughts = items, not request.restores_thoughts
         sent = dict(zip(map(id, request.items), request.content_digests, strict=True))
-        digests = boundaries(before, items, sent, with_thoughts=self._with_thoughts)
+        digests = boundary_digests(before, items, sent, with_thoughts=self._with_thoughts)
         self._input_digest = digests[-1] if digests else before
         return digests
 
@@ -571,7 +572,7 @@ class Recognition:
     ) -> tuple[bytes, bytes, OutputByJob] | None:
         """The digests of the context that the last job got, and of that with its answer, and the output by
         job; None if the contexts are not to be known."""
-        if self._input_digest is None or _size(state.output) > _MOST_OUTPUT_BYTES:
+        if self._input_digest is None or _raw_bytes(state.output) > _MOST_OUTPUT_BYTES:
             return None
         output, steps = state.output, state.steps
         made = last_compaction(output)
@@ -588,7 +589,7 @@ class Recognition:
         return prompt_digest, self._extended(prompt_digest, steps.answer), steps
 
     def _extended(self, digest: bytes, items: tuple[Item, ...]) -> bytes:
-        return extended(digest, items, with_thoughts=self._with_thoughts)
+        return extended_digest(digest, items, with_thoughts=self._with_thoughts)
 
     def _start_key(self, model: str, head: Head) -> bytes:
         return start_key(model, head.digest, with_thoughts=self._with_thoughts)
@@ -609,7 +610,7 @@ class Recognition:
         return self._known.find(self._tenant, start + parent.digest)
 
 
-def _place(items: tuple[Item, ...], number: int) -> int:
+def _index_of(items: tuple[Item, ...], number: int) -> int:
     """The index of an item among all, by its number among those that are no thoughts."""
     return next(islice((at for at, item in enumerate(items) if not is_thought(item)), number, None))
 
@@ -623,5 +624,5 @@ def _answer_start(context: tuple[Item, ...], count: int) -> int:
     return start
 
 
-def _size(items: tuple[Item, ...]) -> int:
+def _raw_bytes(items: tuple[Item, ...]) -> int:
     return sum(len(item.raw) for item in items)

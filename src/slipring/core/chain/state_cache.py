@@ -1,12 +1,10 @@
-"""Per-connection cache of response states, bounded in bytes.
+"""The memory of a connection for finished responses: what it keeps, compresses, evicts and forgets.
 
 Three scopes count the same bytes: the connection, its tenant and the process. A state counts once per
 connection while any cached response reaches it, so an ancestor of a newer cached response costs nothing more.
 A scope over its limit evicts the oldest responses that are not the latest of their lane, then the oldest
 latest ones. If the process is over its limit, the tenant that uses the most bytes evicts: no tenant loses
 states because another tenant uses much. States that running turns continue count too.
-
-Compression of long chains: which responses of a chain that is not stored keep their items in fewer bytes.
 
 The chain of a response that is not stored exists nowhere else. If it is larger than its connection may keep,
 the items of its oldest responses are compressed, up to a limit on their size before that.
@@ -15,12 +13,15 @@ the items of its oldest responses are compressed, up to a limit on their size be
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+from slipring.base.errors import ApiError, InvalidPrompt
 from slipring.core.byte_ledger import ChainLedger
 from slipring.core.chain.state import ResponseState
 
 _LEAST_AT_ONCE = 1024**2
 _MOST_AT_ONCE = 4 * 1024**2
 """Bytes of items that are compressed at once: not often, and for a fifth of a second at most."""
+_OUTGROWN = 32
+"""Responses of which a connection remembers that their chain was too large for it."""
 
 
 class ChainCompression:
@@ -49,7 +50,7 @@ class ChainCompression:
         room = self.limit_bytes - self.item_bytes
         taken: list[ResponseState] = []
         taken_bytes = 0
-        for state in _candidates(ends):
+        for state in _compressible(ends):
             taken_bytes += state.item_bytes
             if taken_bytes > room:
                 break
@@ -68,7 +69,7 @@ class ChainCompression:
         room = self.limit_bytes - self.item_bytes
         if self._is_running or room <= 0:
             return self._is_running
-        oldest = next(_candidates(ends), None)
+        oldest = next(_compressible(ends), None)
         return oldest is not None and oldest.item_bytes <= room
 
     def add(self, state: ResponseState) -> None:
@@ -85,7 +86,7 @@ class ChainCompression:
             self.compressed_bytes -= state.compressed_bytes
 
 
-def _candidates(ends: Iterable[ResponseState]) -> Iterator[ResponseState]:
+def _compressible(ends: Iterable[ResponseState]) -> Iterator[ResponseState]:
     """The states that may be compressed, the oldest of each chain first."""
     seen: set[ResponseState] = set()
     for end in list(ends):
@@ -98,7 +99,6 @@ def _candidates(ends: Iterable[ResponseState]) -> Iterator[ResponseState]:
         yield from reversed(chain)
 
 
-_OUTGROWN = 32
 Pins = dict[ResponseState, tuple[int, int]]
 """States that turns continue: how many turns, and the bytes that are counted for them."""
 
@@ -290,6 +290,15 @@ class ConnectionCache:
     def unpin(self, state: ResponseState) -> None:
         """The turn has ended."""
         self._release(state)
+
+    def forget_continued(self, response_id: str | None, lane: str | None, error: ApiError) -> None:
+        """A turn of this lane that was to continue a response has failed: forget the response. Not if that
+        belongs to another lane; and not if a safety check has blocked the turn, because its client goes on
+        with another message."""
+        if isinstance(error, InvalidPrompt) or response_id is None or response_id not in self._entries:
+            return
+        if self.lane_of(response_id) == lane:
+            self.evict(response_id)
 
     def evict(self, response_id: str) -> None:
         """Remove a response, if cached. Ancestors that other cached responses share stay."""

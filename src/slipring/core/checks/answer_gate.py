@@ -25,7 +25,6 @@ from slipring.core.checks.policies import (
     Side,
     Subject,
     Verdict,
-    When,
     checks_of,
     decide,
 )
@@ -244,7 +243,7 @@ class Inspection(Struct, frozen=True):
     ticket: int
     subjects: tuple[Subject, ...]
     policy: Policy
-    when: When
+    when: Mode
     """Of the policy's checks, those run that inspect a subject at this time (``checks_of``)."""
 
 
@@ -548,7 +547,7 @@ class Gate:
     def _ask(
         self,
         subjects: tuple[Subject, ...],
-        when: When,
+        when: Mode,
         answer: InspectedAnswer | None = None,
         owed: _Owed | None = None,
         *,

@@ -1,12 +1,10 @@
-"""Policies: which checks inspect which subjects of a turn, and what follows from their verdicts.
-
-The operator configures checks and policies. A request can add checks to the policy of its turn
-(``moderation``), and remove none.
-
-What a safety check inspects, and what it answers.
+"""Policies of safety checks: what a check inspects and answers, which checks a turn has, and what follows.
 
 A subject is one item of a conversation, or a window of an answer in the making. A verdict is the answer of
 one check about one subject. Verdicts are kept with responses, so they contain nothing of the inspected text.
+
+The operator configures checks and policies. A request can add checks to the policy of its turn
+(``moderation``), and remove none. What follows from the verdicts about a subject is a ``Decision``.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,6 +23,8 @@ from slipring.base.errors import (
     quoted,
 )
 from slipring.protocol.requests import ModerationConfig
+
+# What checks inspect, and what they answer.
 
 Side = Literal["input", "output"]
 Kind = Literal["message", "tool_output", "instructions", "answer", "call", "reasoning", "summary"]
@@ -108,8 +108,11 @@ class NodeVerdicts(Struct, frozen=True, array_like=True):
         return structs.replace(self, findings=together, refused_by=self.refused_by or refused_by)
 
 
+# Checks, and the policies that consist of them.
+
 Action = Literal["flag", "cut", "block"]
 Mode = Literal["hold", "follow", "audit"]
+"""When a subject is inspected: before it is released, while the turn goes on, or after the turn."""
 OnError = Literal["open", "closed"]
 OnImages = Literal["open", "closed"]
 Ending = Literal["incomplete", "refusal"]
@@ -170,6 +173,11 @@ class Check(Struct, frozen=True):
     def covers(self, verdict: Verdict) -> bool:
         """Whether a verdict is this check's answer, so that the subject need not be inspected again."""
         return verdict.check == self.name and verdict.version == self.version and verdict.failed is None
+
+
+def default_mode(action: Action) -> Mode:
+    """When a check inspects output unless the operator says it: what blocks is held until it has passed."""
+    return "hold" if action == "block" else "follow"
 
 
 class Policy(Struct, frozen=True):
@@ -285,10 +293,10 @@ def _named(policies: Policies, policy: Policy, name: str) -> tuple[Check, ...]:
     )
 
 
+# What follows from verdicts.
+
 Consequence = Literal["flag", "cut", "fail", "block"]
 """``fail``: a check gave no answer, and the policy requires one."""
-When = Literal["hold", "follow", "audit"]
-"""When a check inspects a subject: before it is released, while the turn goes on, or after the turn."""
 _STRICTNESS: dict[Consequence, int] = {"flag": 0, "cut": 1, "fail": 2, "block": 3}
 _NO_ANSWER = "it gave no answer"
 
@@ -316,7 +324,12 @@ class Decision(Struct, frozen=True):
         return InvalidPrompt(f"{what} was blocked by the safety check '{self.check}'.")
 
 
-def checks_of(policy: Policy, subject: Subject, when: When) -> tuple[Check, ...]:
+def continuation_error(check: str) -> InvalidPrompt:
+    """The error of a turn that continues a response which a check has refused after its end."""
+    return InvalidPrompt(f"The response to continue was blocked by the safety check '{check}'.")
+
+
+def checks_of(policy: Policy, subject: Subject, when: Mode) -> tuple[Check, ...]:
     """The checks that inspect a subject at this time.
 
     Input that is only reported holds up nothing. Input that may be refused always does: no answer to it is
@@ -325,7 +338,7 @@ def checks_of(policy: Policy, subject: Subject, when: When) -> tuple[Check, ...]
     return tuple(check for check in policy.on(subject.kind) if _when(check, subject.side) == when)
 
 
-def _when(check: Check, side: Side) -> When:
+def _when(check: Check, side: Side) -> Mode:
     if check.mode == "audit" or side == "output":
         return check.mode
     return "follow" if check.action == "flag" else "hold"

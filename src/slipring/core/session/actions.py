@@ -79,8 +79,8 @@ class ResolveTools(Work[Resolved], frozen=True, eq=False):
 
 
 class FetchImages(Work[tuple[Item, ...]], frozen=True, eq=False):
-    """Fetch images that a request names by URL. Returns its items with them (``fetched_images.opened``).
-    Fails if one could not be fetched."""
+    """Fetch images that a request names by URL. Returns its items with them
+    (``attachments.with_fetched_images``). Fails if one could not be fetched."""
 
     place = "fetching"
     items: tuple[Item, ...]
@@ -88,7 +88,7 @@ class FetchImages(Work[tuple[Item, ...]], frozen=True, eq=False):
 
 
 class ReadDocuments(Work[tuple[Item, ...]], frozen=True, eq=False):
-    """Read documents of a request. Returns its items with their pages (``read_documents.opened``). Fails if
+    """Read documents of a request. Returns its items with their pages (``attachments.with_pages``). Fails if
     one could not be read."""
 
     place = "reading"

@@ -6,9 +6,9 @@ and its input returned to the client.
 
 from msgspec import Struct
 
-from slipring.base.errors import ApiError
+from slipring.base.errors import ApiError, quoted
 from slipring.core.chain import input_items
-from slipring.core.chain.state import Carry
+from slipring.core.chain.state import Carry, ResponseState
 from slipring.core.chain.state_cache import ConnectionCache
 from slipring.core.limits import Limits
 from slipring.core.session.lanes import Lanes
@@ -47,7 +47,7 @@ class Appends(Struct, frozen=True):
             if append.error is not None:
                 raise AppendRefused("invalid_input", append.error.message, append.error.param)
             if turn is None:
-                raise rollout.not_running(append, cache.find(append.target))
+                raise _not_running(append, cache.find(append.target))
             return self._append(append, turn, now)
         except AppendRefused as refusal:
             output = turn.output if turn is not None else None
@@ -78,6 +78,15 @@ class Appends(Struct, frozen=True):
             raise AppendRefused("too_much_pending_input", message)
         if (error := self.charges.objection(append.size_bytes)) is not None:
             raise AppendRefused("too_much_pending_input", error.message)
+
+
+def _not_running(append: Append, state: ResponseState | None) -> AppendRefused:
+    """The refusal of an append whose response does not run; ``state``: the response, if it is cached."""
+    if state is None:
+        message = f"Response with id {quoted(append.target)} is not known on this connection."
+        return AppendRefused("response_not_found", message)
+    message = f"Response {quoted(append.target)} has already completed. Continue it instead."
+    return AppendRefused("response_already_completed", message)
 
 
 def _carry_with(append: Append, turn: Turn) -> Carry:

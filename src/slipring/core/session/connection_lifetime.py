@@ -1,5 +1,5 @@
-"""The lifetime of a connection: decides when its age, its idle time or its grace period is over, that an
-announced end waits until no turn runs, and whether turns are accepted.
+"""The lifetime of a connection: when its age, its idle time and its grace period are over, whether turns are
+accepted, and the errors of those that are not, or not to their end.
 """
 
 import math
@@ -88,3 +88,8 @@ class ConnectionLifetime:
         if self.ending is not None:
             return self.ending.error
         return ServerError("The connection has ended.") if self.is_closed else None
+
+    @property
+    def cut_off_error(self) -> ServerError:
+        """Why a turn fails that still runs when the grace period is over."""
+        return ServerError("The connection ended before this response was finished.")

@@ -1,15 +1,14 @@
 """Prepares a turn for its engine: binds what its request continues, validates it, and plans its jobs.
 
 Each step returns a complete value, which the turn's program sets: ``bind`` what the turn continues,
-``prepare`` its response, ``plan`` its jobs. Errors name fields of the request as the client sent it, even
-where there are other items (of a conversation, or of steers) in its input.
+``prepare`` its response, ``plan`` its jobs.
 """
 
 from collections.abc import Iterator
 
 from msgspec import UNSET, structs
 
-from slipring.base.errors import InvalidPrompt, PreviousResponseNotFound
+from slipring.base.errors import PreviousResponseNotFound
 from slipring.core import attachments
 from slipring.core.attachments import AttachmentRules
 from slipring.core.chain import hosted_items_in_context, input_items, sealed_items
@@ -18,8 +17,7 @@ from slipring.core.chain.hosted_items_in_context import HOSTED
 from slipring.core.chain.input_items import OpenCarry
 from slipring.core.chain.state import Carry, ResponseState
 from slipring.core.chain.state_cache import ConnectionCache
-from slipring.core.checks.inspected_texts import definition_text
-from slipring.core.checks.policies import NO_POLICY, Policy, policy_of_turn
+from slipring.core.checks.policies import NO_POLICY, Policy, continuation_error, policy_of_turn
 from slipring.core.generation import Job, Model
 from slipring.core.session.actions import FetchImages, Load, Loaded, ReadDocuments, Work
 from slipring.core.session.session_state import SessionState
@@ -39,7 +37,7 @@ from slipring.core.turn.steps.step_jobs import Steps
 from slipring.core.turn.turn import UNPLANNED, Bound, Draft, Inserted, Planned, Prepared, Turn
 from slipring.core.turn.turn_checks import TurnChecks
 from slipring.protocol.items.items import Item, may_have_images
-from slipring.protocol.requests import NOTHING_KNOWN, TEXT, CreateRequest
+from slipring.protocol.requests import NOTHING_KNOWN, CreateRequest
 from slipring.protocol.responses import ConversationEcho, Response
 from slipring.protocol.tools.grammars_and_schemas import Definitions
 from slipring.protocol.tools.tool_choice import ToolChoice
@@ -117,18 +115,15 @@ def bind(turn: Turn, known: Bound, loaded: Loaded, shared: SessionState) -> Boun
 
 def unopened_attachments(turn: Turn, shared: SessionState) -> Iterator[Work[tuple[Item, ...]]]:
     """The work that opens images and documents of the input, piece by piece: the second is found after the
-    first is done. Images are fetched by their URLs unless the engine's server does that or none may be;
-    documents are read for a model that takes no files. Raises ``ApiError`` if something beside documents is
-    refused: afterwards, their pages stand there."""
+    first is done. Raises ``ApiError`` if something beside documents is refused: afterwards, their pages stand
+    there."""
     if not any(map(may_have_images, turn.bound.input)):
         return
     model = shared.models.find(turn.asked.request.model)
     sees, ports = model.capabilities, shared.ports
-    fetches = ports.fetches_images and sees.images and not sees.resolves_urls
-    if fetches and (urls := attachments.remote_urls(turn.bound.input)):
+    if ports.fetches_images and (urls := attachments.urls_to_fetch(turn.bound.input, sees)):
         yield FetchImages(turn, turn.bound.input, urls)
-    reads = ports.reads_documents and not sees.files
-    if reads and any(any(attachments.placed(item)) for item in turn.bound.input):
+    if ports.reads_documents and attachments.has_documents_to_read(turn.bound.input, sees):
         rules = AttachmentRules(sees, shared.limits, _policy(turn, shared, model))
         rules.refuse_beside_documents(turn.bound.input)
         yield ReadDocuments(turn, turn.bound.input, rules.shows_pages, sees.image_roles)
@@ -263,18 +258,10 @@ def inspect(turn: Turn) -> None:
     parent, prepared = turn.bound.parent, turn.prepared
     assert prepared is not None
     if parent is not None and (check := parent.refused_by) is not None:
-        raise InvalidPrompt(f"The response to continue was blocked by the safety check '{check}'.")
+        raise continuation_error(check)
     if prepared.checks is not None:
         settings, choice = prepared.draft.settings, prepared.response.tool_choice
-        # Texts of a request that neither its head nor its items contain: what the model reads of them, and
-        # stop sequences, which the response repeats.
-        definitions = [*settings.stop]
-        if settings.format.kind == "json_schema":
-            definitions.append(definition_text(settings.format.echo))
-        if bytes(choice).startswith(b"{"):
-            definitions.append(definition_text(choice))
-        writes_json = settings.format.kind != TEXT.kind
-        prepared.checks.begin(parent, turn.head, turn.input, definitions, writes_json=writes_json)
+        prepared.checks.begin(parent, turn.head, turn.input, settings, choice)
 
 
 # Plan.

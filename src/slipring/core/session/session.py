@@ -1,15 +1,13 @@
 """A session: the state machine of one connection.
 
 The driver calls it with what happened (a frame arrived, the store answered, the engine produced deltas, time
-passed), and each call returns the list of actions that the driver runs next. A session owns the lifetime of
-its connection and reads what its client sends; its ``Turns`` run the turns, each as one program. All of it is
-pure: the time is an argument, and ids, clock and encryption are injected as ``ports``.
+passed), and each call returns the list of actions that the driver runs next. All of it is pure: the time is
+an argument, and ids, clock and encryption are injected as ``ports``.
 
-The turns of one session: starts their programs, and brings them what comes from outside.
-
-Whatever comes from outside for a turn that runs arrives here: results and failures of its work, deltas,
-verdicts, progress and ends of hosted calls, lists of tools, steers and appends. A result of work that the
-turn no longer waits for has no effect.
+``Session`` takes what concerns the connection: what its client sends, the time, its end. Its ``Turns`` run
+each turn as one program, and take whatever comes from outside for a turn that runs: results and failures of
+its work, deltas, verdicts, progress and ends of hosted calls, lists of tools, steers and appends. A result of
+work that the turn no longer waits for has no effect.
 """
 
 from collections.abc import Coroutine, Sequence
@@ -18,7 +16,7 @@ from typing import Any
 from msgspec import structs
 
 from slipring.base.errors import ApiError, ConnectionLimitReached, InvalidPrompt, ServerError
-from slipring.core.betas import NO_BETAS, Betas
+from slipring.core.betas import NO_BETAS, Betas, missing_rollout
 from slipring.core.chain.state import ResponseState
 from slipring.core.chain.state_cache import ConnectionCache, NoCache
 from slipring.core.checks.policies import Policies, Verdict
@@ -53,7 +51,7 @@ from slipring.core.session.turn_program import TurnProgram
 from slipring.core.turn import delivery, turn_reports
 from slipring.core.turn.delivery import Deliver
 from slipring.core.turn.stages import ENDED, Blocked, CutShort, Interrupted, News, Stages, Wait
-from slipring.core.turn.steps import between_steps, rollout
+from slipring.core.turn.steps import between_steps
 from slipring.core.turn.turn import Asked, Turn
 from slipring.protocol import requests
 from slipring.protocol.events import Error
@@ -61,6 +59,8 @@ from slipring.protocol.live_input import Append, Steer, ToolOutputPiece
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.turn_report import TurnReport
 
+_NORMAL, _POLICY_VIOLATION = 1000, 1008
+"""Codes with which connections are closed."""
 _Run = Coroutine[Wait[Any], Any, Turn | None]
 
 
@@ -329,7 +329,7 @@ class Turns:
     def abandon(self) -> None:
         """The grace period is over: stop and fail everything that runs, except saves."""
         self.break_off()
-        error = ServerError("The connection ended before this response was finished.")
+        error = self._shared.lifetime.cut_off_error
         self._ends_several = True
         try:
             for turn in list(self._shared.lanes.running()):
@@ -360,10 +360,6 @@ class Turns:
         shared.actions += shared.growing_outputs.end_all()
         shared.cache.clear()
         shared.charges.close()
-
-
-_NORMAL = 1000
-_POLICY_VIOLATION = 1008
 
 
 class Session:
@@ -482,7 +478,7 @@ class Session:
             tenant=self.tenant,
             lane=lane_id,
             size_bytes=size_bytes,
-            error=error or (rollout.missing_beta(shared.betas) if request.rollout else None),
+            error=error or (missing_rollout(shared.betas) if request.rollout else None),
             detached=detached,
             short_events=shared.betas.short_events,
             parent=forked,

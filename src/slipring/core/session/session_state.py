@@ -1,6 +1,5 @@
 """What the turns of one session share: its limits and dependencies, its memory, and its outgoing actions."""
 
-from slipring.base.errors import ApiError, InvalidPrompt
 from slipring.core.betas import Betas
 from slipring.core.chain.state import ResponseState
 from slipring.core.chain.state_cache import ConnectionCache
@@ -100,16 +99,6 @@ class SessionState:
                 self.ports.items.remember(turn.asked.tenant, turn.asked.request.pieces, self.now)
         self.compress(self.cache)
 
-    def forget_continued(self, turn: Turn, error: ApiError) -> None:
-        """A continuation has failed: the connection forgets the response that it continued. Not if that
-        belongs to another lane; and not if a safety check has blocked the turn, because its client goes on
-        with another message."""
-        previous = turn.asked.request.previous_response_id
-        if isinstance(error, InvalidPrompt) or previous is None or previous not in self.cache:
-            return
-        if self.cache.lane_of(previous) == turn.asked.lane:
-            self.cache.evict(previous)
-
     def compress(self, cache: ConnectionCache) -> None:
         """Have items of earlier responses compressed, if there are enough of them."""
         if states := cache.take_compressible():
@@ -117,16 +106,6 @@ class SessionState:
 
     def record(self, turn: Turn, report: TurnReport) -> None:
         """Log and count an ended turn."""
-        content = turn if self._may_be_recorded(turn) else None
+        content = turn if turn_reports.may_record_content(turn, self.betas, self.policies) else None
         record = Record(turn.asked.lane, report, turn.stages.arrived, turn_reports.traceparent(turn), content)
         self.actions.append(record)
-
-    def _may_be_recorded(self, turn: Turn) -> bool:
-        """Whether the content of a turn that has ended may be kept: no check has refused any of it, or would
-        still have inspected it."""
-        if self.betas.keeps_nothing or turn.is_blocked:
-            return False
-        if turn.checks is not None:
-            return turn.checks.has_passed
-        # Which policy applies is known once a request is valid.
-        return turn.response is not None or not self.policies.checks

@@ -8,7 +8,7 @@ for call outputs leaves its steers to the client's continuation.
 
 from msgspec import structs
 
-from slipring.base.errors import ApiError, InvalidPrompt
+from slipring.base.errors import ApiError, InvalidPrompt, quoted
 from slipring.core.attachments import AttachmentRules
 from slipring.core.chain import input_items
 from slipring.core.chain.state import ResponseState
@@ -52,7 +52,7 @@ class Successors:
         follow."""
         if (turn := self._lanes.find(steer.target)) is not None:
             return self._steer(steer, turn, refusing)
-        refusal = steered_ends.not_running(steer, cache.find(steer.target))
+        refusal = _not_running(steer, cache.find(steer.target))
         return steered_ends.failed_event(steer, refusal, None, self._lanes.lane_of(steer.target, cache))
 
     def _steer(self, steer: Steer, turn: Turn, refusing: ApiError | None) -> Event:
@@ -186,3 +186,16 @@ def _cannot_be_steered(turn: Turn) -> str | None:
     if turn.planned.compaction is not None or turn.asked.request.context_management:
         return "Its context may be compacted."
     return None
+
+
+def _not_running(steer: Steer, state: ResponseState | None) -> SteerRefused:
+    """The refusal of a steer whose response does not run; ``state``: the response, if it is cached."""
+    if steer.error is not None:
+        return SteerRefused("invalid_input", steer.error.message)
+    if state is None:
+        message = f"Response with id {quoted(steer.target)} is not known on this connection."
+        return SteerRefused("response_not_found", message)
+    if state.response.status == "completed":
+        message = "The response has been completed. Continue it instead."
+        return SteerRefused("response_already_completed", message)
+    return SteerRefused("response_not_active", "The response has ended. Continue it instead.")

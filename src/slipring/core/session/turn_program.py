@@ -71,7 +71,7 @@ class TurnProgram:
             ended = await self._respond(job)
         except Exception as failure:
             error = self._error(failure)
-            error = request_validation.of_job(turn, error) if failure is error else error
+            error = request_validation.in_terms_of_input(turn, error) if failure is error else error
             if not turn.is_created:
                 self._refuse(error)
                 return None
@@ -313,7 +313,7 @@ class TurnProgram:
         turn.ended = Ended(error)
         emitted = shared.successors.return_steers(turn, error)
         if not turn.asked.follows:
-            shared.forget_continued(turn, error)
+            self._forget_continued(error)
             emitted.append(turn.refusal(error))
         self.release()
         turn.stages.lap("terminal")
@@ -331,11 +331,16 @@ class TurnProgram:
         self._end_growth(turn.output.response_id)
         closing, turn.ended = endings.fail(turn, error, keeps_steps=keeps_steps)
         if turn.ended.state is None:
-            shared.forget_continued(turn, error)
+            self._forget_continued(error)
         else:
             closing += shared.successors.return_steers(turn, error)
         shared.send(closing)
         return turn.ended
+
+    def _forget_continued(self, error: ApiError) -> None:
+        """The turn leaves nothing to continue: its client may have to repeat what it continued."""
+        asked = self.turn.asked
+        self._shared.cache.forget_continued(asked.request.previous_response_id, asked.lane, error)
 
     def _last_events(self, ended: Ended) -> list[Event]:
         """The terminal event, and what follows it."""

@@ -1,6 +1,9 @@
-"""Validates the settings of a request against this server's and the model's capabilities.
+"""Validates a request against this server's and the model's capabilities, and says in its client's terms what
+is wrong with it.
 
-A field that is not supported is refused by name. ``docs/compatibility`` lists the same for users.
+A field that is not supported is refused by name. ``docs/compatibility`` lists the same for users. Errors name
+the item that the client sent, even where there are other items (of a conversation, or of steers) in its
+input.
 """
 
 import re
@@ -19,6 +22,7 @@ from slipring.protocol.requests import TEXT, CreateRequest
 from slipring.protocol.tools.grammars_and_schemas import Definitions
 
 T = TypeVar("T", int, float)
+_INPUT_INDEX = re.compile(r"input\[(\d+)\]")
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
 INCLUDABLE = frozenset(
@@ -147,10 +151,17 @@ def read_include(include: list[str]) -> list[str]:
     return include
 
 
-_INPUT_INDEX = re.compile(r"input\[(\d+)\]")
+def new_definitions(limits: Limits, ignored_tools: frozenset[str]) -> Definitions:
+    """An empty collection for the definitions of one request, with the server's limits."""
+    return Definitions(
+        max_grammars=limits.max_grammars,
+        max_grammar_bytes=limits.max_grammar_bytes,
+        max_schema_bytes=limits.max_schema_bytes,
+        ignored_tools=ignored_tools,
+    )
 
 
-# Errors.
+# Errors, in the client's terms.
 
 
 @contextmanager
@@ -167,7 +178,7 @@ def in_clients_terms(inserted: Inserted) -> Iterator[None]:
         raise
 
 
-def of_job(turn: Turn, error: ApiError) -> ApiError:
+def in_terms_of_input(turn: Turn, error: ApiError) -> ApiError:
     """An error that the engine raised about an item of its job, in the client's terms."""
     _shift(error, Inserted(-turn.recognition.items, 0, "input"))
     _shift(error, turn.bound.inserted)
@@ -184,13 +195,3 @@ def _shift(error: ApiError, inserted: Inserted) -> None:
         error.message = error.message.replace(error.param, param)
         error.args = (error.message,)
         error.param = param
-
-
-def new_definitions(limits: Limits, ignored_tools: frozenset[str]) -> Definitions:
-    """An empty collection for the definitions of one request, with the server's limits."""
-    return Definitions(
-        max_grammars=limits.max_grammars,
-        max_grammar_bytes=limits.max_grammar_bytes,
-        max_schema_bytes=limits.max_schema_bytes,
-        ignored_tools=ignored_tools,
-    )

@@ -1,11 +1,9 @@
-"""The stages of a turn: a stopwatch with an injected clock, and the progress of the engine's job, which ends
-some of them.
-
-What the program of a turn waits for.
+"""Where a turn stands: what its program waits for, how long each stage took, and how far its engine is.
 
 A wait is a value that the program awaits: the coroutine is suspended with it, and its caller resumes it with
 the result, or throws an error into it. Nothing here knows an event loop. Each kind of wait has a name, the
-``place`` of a turn, which reports and the live page show.
+``place`` of a turn, which reports and the live page show. ``Stages`` is a stopwatch with an injected clock;
+``JobProgress``, what the engine has reported of its job, ends some of the stages.
 """
 
 from collections.abc import Awaitable, Generator
@@ -30,13 +28,13 @@ class Wait(Struct, Generic[Result], frozen=True, eq=False):
         return (yield self)
 
 
-class Queued(Wait[None], frozen=True, eq=False):
+class _Queued(Wait[None], frozen=True, eq=False):
     """The turn is in its lane's queue."""
 
     place = "waiting"
 
 
-class Ended(Wait[None], frozen=True, eq=False):
+class _Ended(Wait[None], frozen=True, eq=False):
     """The turn has ended."""
 
     place = "ended"
@@ -70,7 +68,7 @@ class CutShort(Exception):
     """Ends a wait: the response ends now, with what it has."""
 
 
-QUEUED, ENDED = Queued(), Ended()
+QUEUED, ENDED = _Queued(), _Ended()
 VERDICTS_ON_INPUT = News("inspecting")
 VERDICTS_ON_ANSWER = News("running")
 CALLS = News("paused")

@@ -4,9 +4,9 @@ A turn owns its request, its parent state and the response object as it changes.
 into events through ``Output``. Lanes, queues and caches belong to the session; token generation belongs to
 the engine.
 
-What is known of a turn, split by time: what was asked, what it continues, its response, its jobs, its end.
-
-Each is a value that is made once and complete, and does not change.
+What is known of a turn is split by time into values that are made once and complete, and do not change: what
+was asked (``Asked``), what it continues (``Bound``), its response (``Prepared``), its jobs (``Planned``) and
+its end (``Ended``).
 """
 
 from collections.abc import Mapping
@@ -44,6 +44,12 @@ from slipring.protocol.requests import CreateRequest
 from slipring.protocol.responses import Response
 from slipring.protocol.tools.grammars_and_schemas import Compilable, Definitions
 from slipring.protocol.tools.tool_choice import ToolChoice
+
+_TERMINAL: dict[str, type[events.ResponseEvent]] = {
+    "completed": events.Completed,
+    "incomplete": events.Incomplete,
+    "failed": events.Failed,
+}
 
 
 class Joined(Struct, frozen=True):
@@ -199,12 +205,6 @@ class Ended(Struct, frozen=True, eq=False):
 
 
 UNBOUND, UNPLANNED = Bound(), Planned()
-
-_TERMINAL: dict[str, type[events.ResponseEvent]] = {
-    "completed": events.Completed,
-    "incomplete": events.Incomplete,
-    "failed": events.Failed,
-}
 
 
 class Turn:

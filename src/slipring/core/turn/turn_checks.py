@@ -1,10 +1,8 @@
-"""The checks of one turn: its gate, the items that it inspects, and what their verdicts lead to.
-
-Finds the items of a turn that its policy has to inspect, so that each is inspected once.
+"""The checks of one turn: which items are still to be inspected, its gate, and what the verdicts lead to.
 
 Most of a context was inspected before: by the turns of its chain, or when the client sent the same items
-earlier. ``InspectedItems`` finds what was not, gives it to the turn's gate, and remembers the verdicts for
-later turns, by what the checks have seen (``InspectionContext``).
+earlier. ``InspectedItems`` finds what was not, so that each item is inspected once, gives it to the turn's
+gate, and remembers the verdicts for later turns, by what the checks have seen (``InspectionContext``).
 
 An item that was never inspected is not let through, wherever in the input it stands: clients write their
 histories themselves. What was refused before is withheld (``withheld_items``), or refused again. A policy
@@ -14,7 +12,7 @@ with the scope ``all`` also inspects what a chain contains from turns under othe
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 
-from msgspec import Struct, structs
+from msgspec import Raw, Struct, structs
 
 from slipring.base.errors import ApiError
 from slipring.core.chain.head import Head
@@ -24,14 +22,18 @@ from slipring.core.checks.inspected_texts import definition_text, is_models, lis
 from slipring.core.checks.known_verdicts import KnownVerdicts
 from slipring.core.checks.moderation_report import Report
 from slipring.core.checks.policies import NodeVerdicts, Policy, Subject, Verdict, checks_of, decide
-from slipring.core.generation import Delta, Finished, Job, RefusalText
+from slipring.core.generation import Delta, Finished, Job, RefusalText, Settings
 from slipring.core.hosted_tools import CallOutcome
 from slipring.core.turn.inspection_context import Before, InspectionContext, sealed_and_open
 from slipring.core.turn.withheld_items import Behind, Refusals, withheld
 from slipring.protocol.items.items import Item
+from slipring.protocol.requests import TEXT
 from slipring.protocol.responses import ResponseModeration
 from slipring.protocol.tools.mcp_tools import ListedTool
 from slipring.protocol.tools.toolset import NO_TOOLS
+
+REFUSAL = "The rest of this answer was withheld."
+"""The text of the refusal with which an answer ends that is cut, if its policy asks for one."""
 
 
 class _Waiting:
@@ -313,10 +315,6 @@ def _last_of_model(items: list[Item]) -> int:
     return next((index for index in range(len(items) - 1, 0, -1) if is_models(items[index])), 0)
 
 
-REFUSAL = "The rest of this answer was withheld."
-"""The text of the refusal with which an answer ends that is cut, if its policy asks for one."""
-
-
 class Audit(Struct, frozen=True, eq=False):
     """What is inspected after a turn has ended, beside whatever follows it."""
 
@@ -374,15 +372,13 @@ class TurnChecks:
         parent: ResponseState | None,
         head: Head,
         items: tuple[Item, ...],
-        definitions: Iterable[str],
-        *,
-        writes_json: bool,
+        settings: Settings,
+        choice: Raw,
     ) -> None:
-        """Inspect what is new in the context. ``definitions``: what the model reads that neither head nor
-        items contain. ``writes_json``: its answer is JSON to its reader. Raises an ``ApiError`` if something
-        is known to be refused."""
-        self.gate.writes_json = writes_json
-        self.items.begin(parent, head, items, definitions)
+        """Inspect what is new in the context. ``choice``: the ``tool_choice`` of the response. Raises an
+        ``ApiError`` if something is known to be refused."""
+        self.gate.writes_json = settings.format.kind != TEXT.kind
+        self.items.begin(parent, head, items, _definitions_in(settings, choice))
         self._has_begun = True
 
     def add_list(self, label: str, tools: list[ListedTool], error: str | None) -> None:
@@ -513,3 +509,14 @@ class TurnChecks:
             return None
         inspection = Inspection(0, subjects, self.gate.policy, "audit")
         return Audit(self._tenant, state, inspection, self.items, is_stored)
+
+
+def _definitions_in(settings: Settings, choice: Raw) -> list[str]:
+    """Texts of a request that neither its head nor its items contain: what the model reads of them, and stop
+    sequences, which the response repeats."""
+    texts = [*settings.stop]
+    if settings.format.kind == "json_schema":
+        texts.append(definition_text(settings.format.echo))
+    if bytes(choice).startswith(b"{"):
+        texts.append(definition_text(choice))
+    return texts

@@ -1,4 +1,6 @@
-"""Reports of turns: their stages, tokens and sizes, for the log, metrics, traces and the live page."""
+"""Reports of turns: their stages, tokens and sizes, for the log, metrics, traces and the live page;
+and whether the content of a turn may be recorded.
+"""
 
 from functools import reduce
 from hashlib import blake2b
@@ -6,6 +8,8 @@ from hashlib import blake2b
 from msgspec import UNSET, UnsetType, structs
 
 from slipring.base.errors import ApiError
+from slipring.core.betas import Betas
+from slipring.core.checks.policies import Policies
 from slipring.core.generation import Finished
 from slipring.core.turn import response_object
 from slipring.core.turn.stages import as_ms
@@ -148,6 +152,17 @@ def progress(turn: Turn) -> TurnReport:
         history_bytes=turn.bound.history_bytes or UNSET,
         marks=_marks(turn) or UNSET,
     )
+
+
+def may_record_content(turn: Turn, betas: Betas, policies: Policies) -> bool:
+    """Whether the content of a turn that has ended may be kept: no check has refused any of it, or would
+    still have inspected it."""
+    if betas.keeps_nothing or turn.is_blocked:
+        return False
+    if turn.checks is not None:
+        return turn.checks.has_passed
+    # Which policy applies is known once a request is valid.
+    return turn.response is not None or not policies.checks
 
 
 def traceparent(turn: Turn) -> str | None:

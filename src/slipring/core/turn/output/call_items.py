@@ -1,10 +1,8 @@
-"""Calls that the client answers, while the model writes them: their events and their items.
+"""The item and the events of each kind of call that a model makes, while it writes the call and when it ends.
 
-Hosted calls and lists of tools in the output of a response: their items and events, while the model
-writes them and while they run.
-
-What the text of a search tool's result contains: the sources of a web search, and the passages of a file
-search.
+Calls that the client answers: ``open_call``. Calls that a server runs have a ``HostedForm``: calls of MCP
+servers, web searches (with the sources that a result names), file searches (with its passages) and code.
+Which of them run, and when, is decided in ``hosted_calls``.
 """
 
 import re
@@ -49,6 +47,21 @@ from slipring.protocol.tools.toolset import Kind
 ClientCallItem = (
     ToolSearchCallItem | ShellCallItem | LocalShellCallItem | ApplyPatchCallItem | ComputerCallItem
 )
+
+SOURCES, RESULTS, OUTPUTS = (
+    "web_search_call.action.sources",
+    "file_search_call.results",
+    "code_interpreter_call.outputs",
+)
+"""What a request must ``include`` to see the results of built-in tools."""
+_MOST_SOURCES = 100
+_URL = re.compile(r"https?://[^\s<>\"'`\\^{|}\[\]]+")
+_URL_END = ".,;:!?)*_"
+"""Characters that belong to the text after a URL rather than to its end."""
+_object = msgspec.json.Decoder(dict[str, Raw])
+_text = msgspec.json.Decoder(str)
+
+# Calls that the client answers.
 
 
 class Call:
@@ -176,12 +189,7 @@ def _as_json(text: str) -> Raw:
     return Raw(text.encode())
 
 
-SOURCES, RESULTS, OUTPUTS = (
-    "web_search_call.action.sources",
-    "file_search_call.results",
-    "code_interpreter_call.outputs",
-)
-"""What a request must ``include`` to see the results of built-in tools."""
+# Calls that a server runs.
 
 
 class HostedForm(Protocol):
@@ -466,10 +474,6 @@ def _ended(status: ItemStatus, outcome: CallOutcome | None) -> ItemStatus | Lite
     return "completed" if outcome.error is None else "failed"
 
 
-_object = msgspec.json.Decoder(dict[str, Raw])
-_text = msgspec.json.Decoder(str)
-
-
 def begin_call(output: NumberedItems, form: HostedForm) -> str:
     """Start the item of a call; returns its id."""
     item_id = output.name_item(form.item_type)
@@ -478,14 +482,7 @@ def begin_call(output: NumberedItems, form: HostedForm) -> str:
     return item_id
 
 
-_MOST_SOURCES = 100
-
-
-_URL = re.compile(r"https?://[^\s<>\"'`\\^{|}\[\]]+")
-
-
-_URL_END = ".,;:!?)*_"
-"""Characters that belong to the text after a URL rather than to its end."""
+# What the text of a search's result contains.
 
 
 def urls_in(text: str) -> list[str]:

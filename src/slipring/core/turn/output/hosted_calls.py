@@ -1,6 +1,8 @@
-"""PURPOSE.
+"""The hosted calls and the lists of tools of one response: which run, how each ends, and what they returned.
 
-The hosted calls of one response: which of them run, what they returned, and how many more there may be.
+A call is opened when a model begins to write it, runs when its arguments are complete, and has a place in the
+output until it ends. ``HostedCalls`` counts them against ``max_tool_calls``, and keeps their results for the
+next step, in the order of the calls.
 """
 
 from msgspec import UNSET, Struct
@@ -28,6 +30,8 @@ WITHHELD = CallOutcome(
     )
 )
 """The outcome of a call whose result was not inspected to the end, or was refused."""
+_LIST_LOST = ProtocolError(_REQUEST_CANCELLED, "The list of tools is not available.")
+"""Why a list is empty that its response did not wait for, or that may not be shown."""
 
 
 class OpenApproval:
@@ -103,6 +107,39 @@ class OpenHostedCall:
         arguments = "".join(self.pieces)
         self._form.write(self._output, self.id, arguments)
         return arguments
+
+
+class OpenMcpCall(OpenHostedCall):
+    """An ``mcp_call``: clients see its arguments while the model writes them."""
+
+    __slots__ = ("delta_kind",)
+
+    def __init__(self, output: NumberedItems, tool: HostedTool) -> None:
+        self.delta_kind = events.McpCallArgumentsDelta
+        super().__init__(output, tool, McpForm(tool))
+
+
+def run_approved(output: NumberedItems, tool: HostedTool, arguments: str, request_id: str) -> RunningCall:
+    """Emit the beginning of a call that the client has approved: as recorded, ``in_progress`` twice."""
+    form = McpForm(tool, request_id)
+    item_id = begin_call(output, form)
+    output.emit(events.McpCallArgumentsDelta, item_id=item_id, delta=arguments)
+    form.begin(output, item_id)
+    form.write(output, item_id, arguments)
+    return _run(output, item_id, tool, form, arguments, request_id)
+
+
+def _run(
+    output: NumberedItems,
+    item_id: str,
+    tool: HostedTool,
+    form: HostedForm,
+    written: str,
+    request_id: str | None = None,
+) -> RunningCall:
+    form.run(output, item_id)
+    call = HostedCall(item_id, tool.server, tool.label, tool.tool.name, form.arguments(written))
+    return RunningCall(call, output.reserve(), form, written, request_id)
 
 
 class HostedCalls:
@@ -275,43 +312,6 @@ class HostedCalls:
         return results
 
 
-class OpenMcpCall(OpenHostedCall):
-    """An ``mcp_call``: clients see its arguments while the model writes them."""
-
-    __slots__ = ("delta_kind",)
-
-    def __init__(self, output: NumberedItems, tool: HostedTool) -> None:
-        self.delta_kind = events.McpCallArgumentsDelta
-        super().__init__(output, tool, McpForm(tool))
-
-
-def run_approved(output: NumberedItems, tool: HostedTool, arguments: str, request_id: str) -> RunningCall:
-    """Emit the beginning of a call that the client has approved: as recorded, ``in_progress`` twice."""
-    form = McpForm(tool, request_id)
-    item_id = begin_call(output, form)
-    output.emit(events.McpCallArgumentsDelta, item_id=item_id, delta=arguments)
-    form.begin(output, item_id)
-    form.write(output, item_id, arguments)
-    return _run(output, item_id, tool, form, arguments, request_id)
-
-
-def _run(
-    output: NumberedItems,
-    item_id: str,
-    tool: HostedTool,
-    form: HostedForm,
-    written: str,
-    request_id: str | None = None,
-) -> RunningCall:
-    form.run(output, item_id)
-    call = HostedCall(item_id, tool.server, tool.label, tool.tool.name, form.arguments(written))
-    return RunningCall(call, output.reserve(), form, written, request_id)
-
-
-_LOST = ProtocolError(_REQUEST_CANCELLED, "The list of tools is not available.")
-"""Why a list is empty that its response did not wait for, or that may not be shown."""
-
-
 class HostedLists:
     """The lists of one response. Clients see at once that they are fetched, and their content by ``show``."""
 
@@ -344,7 +344,7 @@ class HostedLists:
         """The response has ended: no list is shown any more."""
         self._ended = {}
         for label in list(self._running):
-            self._show(output, label, [], _LOST)
+            self._show(output, label, [], _LIST_LOST)
 
     def _show(
         self, output: NumberedItems, label: str, tools: list[ListedTool], error: CallError | None

@@ -1,18 +1,25 @@
 """Between two steps of a response: hosted calls run, or the client of a rollout answers calls.
 
-A turn is paused from the end of a step that made calls until the job of its next step starts.
+A turn is paused from the end of a step that made calls until the job of its next step starts. Whether another
+step follows is decided here.
 """
 
 from functools import partial
 
 from slipring.core.chain import hosted_items_in_context, input_items
 from slipring.core.chain.state import Carry
-from slipring.core.generation import Job
+from slipring.core.generation import Finished, Job
 from slipring.core.hosted_tools import CallOutcome, CallProgress
 from slipring.core.turn import delivery, turn_reports
+from slipring.core.turn.output.output_events import Output
+from slipring.core.turn.steps.step_jobs import Steps
 from slipring.core.turn.turn import Turn
 from slipring.protocol.events import Event
+from slipring.protocol.items.items import MOST_ITEMS
 from slipring.protocol.live_input import Append
+
+_LEAST_TOKENS = 16
+"""Other servers accept no smaller ``max_output_tokens``."""
 
 
 def open_approved(turn: Turn) -> list[Event]:
@@ -48,7 +55,7 @@ def end_step(turn: Turn, waits_until: float, most_bytes: int, *, may_wait: bool)
     waits = turn.planned.rollout is not None and output.calls and not output.asks_approval
     waits = waits and is_whole and may_wait and not is_over
     turn.observe()
-    fits = steps.may_continue(output, finished, most_bytes)
+    fits = _may_continue(steps, output, finished, most_bytes)
     if not calls_hosted and not (waits and fits):
         return False, emitted
     turn.stages.lap("generate")
@@ -68,6 +75,14 @@ def end_step(turn: Turn, waits_until: float, most_bytes: int, *, may_wait: bool)
     if not calls_hosted:
         emitted += _wait_for_client(turn, waits_until, may_wait=True)
     return True, emitted
+
+
+def _may_continue(steps: Steps, output: Output, finished: Finished, most_bytes: int) -> bool:
+    """Whether another step fits the bounds on bytes, items and output tokens."""
+    most = steps.max_output_tokens
+    spent = finished.output_tokens + (steps.spent.output_tokens if steps.spent is not None else 0)
+    is_small = steps.size_bytes < most_bytes and len(output.finished) < MOST_ITEMS
+    return is_small and (most is None or spent + _LEAST_TOKENS <= most)
 
 
 def progress_of(turn: Turn, call_id: str, progress: CallProgress, *, detailed: bool) -> list[Event]:

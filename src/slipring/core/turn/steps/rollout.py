@@ -9,10 +9,9 @@ from collections.abc import Mapping
 
 from msgspec import UNSET, Raw, structs
 
-from slipring.base.errors import ApiError, InvalidRequest, quoted
-from slipring.core.betas import Betas
+from slipring.base.errors import InvalidRequest
 from slipring.core.chain.input_items import OpenCarry, required_input
-from slipring.core.chain.state import Carry, OpenCall, ResponseState
+from slipring.core.chain.state import Carry, OpenCall
 from slipring.core.turn.output.output_events import Output
 from slipring.core.turn.steps.step_jobs import Steps
 from slipring.protocol.events import (
@@ -30,7 +29,6 @@ from slipring.protocol.live_input import Append
 from slipring.protocol.requests import CreateRequest
 
 _NO_ITEMS = Raw(b"[]")
-_HEADER = "OpenAI-Beta: slipring_rollout=v1"
 
 
 class AppendRefused(Exception):
@@ -152,15 +150,6 @@ class Rollout:
         return [failed_event(append, refusal, output, None) for append in held]
 
 
-def missing_beta(betas: Betas) -> ApiError | None:
-    """The error for a rollout on a connection that has not enabled them."""
-    if betas.rollout:
-        return None
-    return InvalidRequest(
-        f"'rollout' needs a WebSocket that was opened with the header '{_HEADER}'.", param="rollout"
-    )
-
-
 def require_possible(request: CreateRequest, *, compacts: bool) -> None:
     """Refuse fields that cannot be combined with ``rollout``."""
     clashes = {
@@ -196,12 +185,3 @@ def failed_event(append: Append, refusal: AppendRefused, output: Output | None, 
         input=append.input,
         error=InjectErrorBody(code, body.message),
     )
-
-
-def not_running(append: Append, state: ResponseState | None) -> AppendRefused:
-    """The refusal of an append whose response does not run; ``state``: the response, if it is cached."""
-    if state is None:
-        message = f"Response with id {quoted(append.target)} is not known on this connection."
-        return AppendRefused("response_not_found", message)
-    message = f"Response {quoted(append.target)} has already completed. Continue it instead."
-    return AppendRefused("response_already_completed", message)

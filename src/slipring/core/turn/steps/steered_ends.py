@@ -9,8 +9,6 @@ from collections.abc import Iterable
 
 from msgspec import UNSET, Raw, Struct
 
-from slipring.base.errors import quoted
-from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Delta, RefusalText, Text
 from slipring.core.turn.output.output_events import Output
 from slipring.protocol.events import (
@@ -127,16 +125,3 @@ def failed_event(steer: Steer, refusal: SteerRefused, output: Output | None, lan
         steer=SteerRef(steer.target, input=steer.input),
         error=refusal.body,
     )
-
-
-def not_running(steer: Steer, state: ResponseState | None) -> SteerRefused:
-    """The refusal of a steer whose response does not run; ``state``: the response, if it is cached."""
-    if steer.error is not None:
-        return SteerRefused("invalid_input", steer.error.message)
-    if state is None:
-        message = f"Response with id {quoted(steer.target)} is not known on this connection."
-        return SteerRefused("response_not_found", message)
-    if state.response.status == "completed":
-        message = "The response has been completed. Continue it instead."
-        return SteerRefused("response_already_completed", message)
-    return SteerRefused("response_not_active", "The response has ended. Continue it instead.")

@@ -11,15 +11,12 @@ from slipring.core.chain.state import Carry, Position, ResponseState
 from slipring.core.generation import Finished, Job, Stop, UpstreamTools
 from slipring.core.hosted_tools import HostedTools
 from slipring.core.turn import response_object
-from slipring.core.turn.output.output_events import Output
-from slipring.protocol.items.items import CALL_OF_OUTPUT, MOST_ITEMS, Item
+from slipring.protocol.items.items import CALL_OF_OUTPUT, Item
 from slipring.protocol.responses import Response
 from slipring.protocol.tools.tool_choice import Offer, ToolChoice
 from slipring.protocol.tools.toolset import merged
 from slipring.protocol.turn_report import StepCounts
 
-_LEAST_TOKENS = 16
-"""Other servers accept no smaller ``max_output_tokens``."""
 _MOST_COUNTS = 100
 """Steps whose counts are reported one by one; later ones are added to the last."""
 
@@ -71,12 +68,10 @@ class Steps:
         """Calls that the client has approved run before the first step."""
         self.is_paused = True
 
-    def may_continue(self, output: Output, finished: Finished, most_bytes: int) -> bool:
-        """Whether another step fits the bounds on bytes, items and output tokens."""
-        most = self._job.settings.max_output_tokens
-        spent = finished.output_tokens + (self.spent.output_tokens if self.spent is not None else 0)
-        is_small = self.size_bytes < most_bytes and len(output.finished) < MOST_ITEMS
-        return is_small and (most is None or spent + _LEAST_TOKENS <= most)
+    @property
+    def max_output_tokens(self) -> int | None:
+        """The bound on the output tokens of all steps together."""
+        return self._job.settings.max_output_tokens
 
     def make_last(self) -> None:
         """No step follows."""

@@ -11,8 +11,8 @@ from slipring.core.generation import CallArguments, CallStarted, Text, Thought
 from slipring.protocol.items.item_digests import OUTLINE_BYTES, item_outline, outlined_field
 from slipring.protocol.items.items import Item, read_item
 from slipring.protocol.turn_report import Departure
+from tests.core.chain.test_resent_history import connect
 from tests.core.connection import Connection, Json, function, message
-from tests.core.turn.test_recognition import connect
 
 TOOLS = [function("f"), function("g")]
 OK = (Text("ok"),)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from slipring.core.chain.resent_history import Thoughts
 from slipring.core.generation import CallArguments, CallStarted, Delta, Text, Thought
 from slipring.protocol.items.items import Item
+from tests.core.chain.test_resent_history import connect
 from tests.core.connection import Connection, Json, Seen, call_output, message, visible
-from tests.core.turn.test_recognition import connect
 
 CALL: list[Delta] = [CallStarted(kind="function", name="f"), CallArguments("{}")]
 

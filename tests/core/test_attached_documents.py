@@ -10,11 +10,11 @@ from slipring.core.attachments import (
     AttachmentRules,
     Page,
     ReadPages,
-    data_of,
+    document_data,
     documents_in,
     fetched_form,
-    opened,
-    refused,
+    unreadable,
+    with_pages,
 )
 from slipring.core.checks.policies import Check, Policy
 from slipring.core.generation import Capabilities, Text
@@ -75,7 +75,7 @@ def seen(shown: Item) -> list[str]:
 def test_pdf_files_are_found_by_their_type_or_beginning(data: str):
     sent = item(TEXT, file(data), file(data))
     assert documents_in(sent) == (document(),)
-    assert data_of(sent, document()) == DATA
+    assert document_data(sent, document()) == DATA
 
 
 @pytest.mark.parametrize(
@@ -94,29 +94,29 @@ def test_other_files_are_none(part: Json):
 
 def test_pages_stand_where_the_file_stood():
     sent = item(TEXT, file(filename="a.pdf"), image(), file())
-    shown = opened(sent, PAGES, ["user"])
+    shown = with_pages(sent, PAGES, ["user"])
     a, b = "[a.pdf, page 1 of 2]\nOne\n", "[a.pdf, page 2 of 2]\nTwo\n"
     unnamed = [text.replace("a.pdf", "document.pdf") for text in (a, b)]
     assert seen(shown) == ["Read this", a, "<30>", b, "<30>", "<1>", unnamed[0], "<30>", unnamed[1], "<30>"]
     assert shown.raw == sent.raw
     assert documents_in(shown) == ()
-    assert opened(shown, {}, ["user"]) is shown
+    assert with_pages(shown, {}, ["user"]) is shown
 
 
 def test_a_page_without_anything_is_named():
     pages = {document(): [Page(" \n"), Page("Two")]}
-    shown = opened(item(file(filename="a.pdf")), pages, ["user"])
+    shown = with_pages(item(file(filename="a.pdf")), pages, ["user"])
     assert seen(shown) == ["[a.pdf, page 1 of 2: no text]\n", "[a.pdf, page 2 of 2]\nTwo\n"]
 
 
 def test_outputs_of_calls_have_documents_too():
     raw = {"type": "function_call_output", "call_id": "c", "output": [file(detail="high")]}
-    shown = opened(read_item(wire.encode(raw), ""), {document(is_detailed=True): [Page("One", PAGE)]}, [])
+    shown = with_pages(read_item(wire.encode(raw), ""), {document(is_detailed=True): [Page("One", PAGE)]}, [])
     assert seen(shown) == ["[document.pdf, page 1 of 1]\nOne\n", "<30>"]
 
 
 def test_messages_that_may_have_no_pictures_get_the_texts_of_pages():
-    shown = opened(item(file(), role="system"), PAGES, ["user"])
+    shown = with_pages(item(file(), role="system"), PAGES, ["user"])
     assert seen(shown) == ["[document.pdf, page 1 of 2]\nOne\n", "[document.pdf, page 2 of 2]\nTwo\n"]
 
 
@@ -125,14 +125,14 @@ def test_what_was_fetched_stays():
     form = item(image(data_url(png(7, 7))), file())
     fetched = Item(sent.type, sent.raw, opened=(form,))
     assert fetched_form(fetched) is form
-    shown = opened(fetched, {document(): [Page("One")]}, ["user"])
+    shown = with_pages(fetched, {document(): [Page("One")]}, ["user"])
     assert seen(shown) == ["<7>", "[document.pdf, page 1 of 1]\nOne\n"]
     sealed = Item("reasoning", b"{}", opened=(item(TEXT), item(TEXT)))
-    assert opened(sealed, {}, []) is sealed
+    assert with_pages(sealed, {}, []) is sealed
 
 
 def test_an_error_names_the_file():
-    error = refused(item(TEXT, file()), 1, document(), InvalidRequest("has no pages"))
+    error = unreadable(item(TEXT, file()), 1, document(), InvalidRequest("has no pages"))
     assert error.param == "input[1].content[1].file_data"
     assert error.message == "Invalid 'input[1].content[1].file_data': the document has no pages."
 
