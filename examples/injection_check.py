@@ -20,7 +20,7 @@ from importlib.metadata import version
 
 from stackone_defender.classifiers.onnx_classifier import OnnxClassifier
 
-from slipring.core.checks.policies import Subject
+from slipring.core.checks.verdicts import Subject
 
 
 def injection_check() -> Callable[[Subject], dict[str, float]]:

@@ -29,8 +29,9 @@ from slipring.core.chain.state import Carry, ResponseState
 from slipring.core.chain.state_cache import ConnectionCache, SharedScopes
 from slipring.core.checks.answer_gate import Inspection
 from slipring.core.checks.known_verdicts import KnownVerdicts
-from slipring.core.checks.policies import NO_POLICY, Policy, Subject, Verdict, checks_of
+from slipring.core.checks.policies import NO_POLICY, Policy, checks_of
 from slipring.core.checks.policies import Check as SafetyCheck
+from slipring.core.checks.verdicts import Subject, Verdict
 from slipring.core.generation import Accepted, Capabilities, Delta, Finished, Job, Model, Text
 from slipring.core.hosted_tools import CallOutcome, CallProgress, FetchedList, ResolvedBuiltin, ResolvedServer
 from slipring.core.limits import Limits

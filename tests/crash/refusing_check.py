@@ -1,6 +1,6 @@
 """The safety check of servers that are killed: it refuses every text that contains the secret."""
 
-from slipring.core.checks.policies import Subject
+from slipring.core.checks.verdicts import Subject
 
 SECRET = "xyzzy"
 

@@ -4,7 +4,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 
-from slipring.core.checks.policies import Subject
+from slipring.core.checks.verdicts import Subject
 
 FORBIDDEN = "forbidden"
 _LONGEST_S = 0.05

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from slipring.config.tables import CheckEntry
-from slipring.core.checks.policies import Subject
+from slipring.core.checks.verdicts import Subject
 from slipring.core.tenant_caches import TenantCache
 from slipring.safety.source_calls import Findings, RunningCheck
 from tests.safety.guarding import BAD

@@ -16,7 +16,7 @@ import pytest
 from aiohttp import WSMsgType
 
 from slipring.config.tables import CheckEntry
-from slipring.core.checks.policies import Subject
+from slipring.core.checks.verdicts import Subject
 from slipring.core.generation import (
     Accepted,
     CallArguments,

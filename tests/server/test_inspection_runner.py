@@ -9,7 +9,8 @@ import pytest
 from slipring.base.errors import Unavailable
 from slipring.core.checks.answer_gate import Gate, Inspection
 from slipring.core.checks.known_verdicts import KnownVerdicts
-from slipring.core.checks.policies import Check, NodeVerdicts, Policy, Subject, Verdict
+from slipring.core.checks.policies import Check, Policy
+from slipring.core.checks.verdicts import NodeVerdicts, Subject, Verdict
 from slipring.core.turn.turn_checks import Audit, InspectedItems
 from slipring.server.inspection_runner import Audits, inspect
 from tests.core.connection import node

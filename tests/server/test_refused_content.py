@@ -15,7 +15,7 @@ import pytest
 from msgspec import Raw, Struct
 
 from slipring.config.tables import BuiltinMapping, CheckEntry
-from slipring.core.checks.policies import Subject
+from slipring.core.checks.verdicts import Subject
 from slipring.core.generation import (
     Accepted,
     Annotated,

@@ -11,7 +11,7 @@ import pytest
 
 from slipring.config.tables import CheckEntry
 from slipring.core.checks.answer_gate import MOST_BYTES
-from slipring.core.checks.policies import Subject
+from slipring.core.checks.verdicts import Subject
 from slipring.core.generation import Text
 from tests.harness import TERMINAL, PuppetEngine, Running, serve
 

@@ -9,7 +9,7 @@ from msgspec import Raw, structs
 from slipring.core.chain import item_ids
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import Carry, Position, ResponseState
-from slipring.core.checks.policies import NodeVerdicts
+from slipring.core.checks.verdicts import NodeVerdicts
 from slipring.protocol import wire
 from slipring.protocol.items.items import Item, user_message
 from slipring.protocol.responses import Response

@@ -7,7 +7,7 @@ from msgspec import Raw, structs
 
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import Carry, OpenCall
-from slipring.core.checks.policies import Finding, NodeVerdicts
+from slipring.core.checks.verdicts import Finding, NodeVerdicts
 from slipring.protocol.items.items import Item
 from slipring.protocol.requests import TextFormat
 from slipring.protocol.responses import ConversationEcho, InputTokensDetails, OutputTokensDetails, Usage

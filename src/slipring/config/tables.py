@@ -16,7 +16,6 @@ from slipring.core.checks.policies import (
     KINDS_OF,
     Action,
     Ending,
-    Kind,
     Mode,
     OnError,
     OnImages,
@@ -24,6 +23,7 @@ from slipring.core.checks.policies import (
     default_mode,
     default_on_error,
 )
+from slipring.core.checks.verdicts import Kind
 
 Schema = dict[str, Any]
 """The JSON schema of a value."""

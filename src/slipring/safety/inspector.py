@@ -8,7 +8,8 @@ from msgspec import structs
 
 from slipring.base.errors import ModelNotFound, StartupError
 from slipring.config.tables import CheckEntry, PolicyEntries
-from slipring.core.checks.policies import AssignedChecks, Check, Policy, Subject, Verdict
+from slipring.core.checks.policies import AssignedChecks, Check, Policy
+from slipring.core.checks.verdicts import Subject, Verdict
 from slipring.core.tenant_caches import TenantCache
 from slipring.safety.source_calls import CheckStatus, RunningCheck, Source, naming
 

@@ -18,7 +18,8 @@ from msgspec import Struct, structs
 
 from slipring.base.errors import StartupError
 from slipring.config.tables import ANY_CATEGORY, CheckEntry
-from slipring.core.checks.policies import Check, Subject, Verdict
+from slipring.core.checks.policies import Check
+from slipring.core.checks.verdicts import Subject, Verdict
 from slipring.core.tenant_caches import CacheKey, TenantCache
 from slipring.safety.source_breaker import Breaker
 

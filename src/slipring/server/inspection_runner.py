@@ -13,7 +13,8 @@ from msgspec import structs
 from slipring.base.errors import ApiError
 from slipring.base.periodic_tasks import cancel_and_wait
 from slipring.core.checks.answer_gate import Inspection
-from slipring.core.checks.policies import Check, Policy, Subject, Verdict, checks_of
+from slipring.core.checks.policies import Check, Policy, checks_of
+from slipring.core.checks.verdicts import Subject, Verdict
 from slipring.core.turn.turn_checks import Audit
 from slipring.safety.inspector import Inspector
 from slipring.server.access.auth import Caller

@@ -17,7 +17,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType, structs
 from slipring.core.chain import item_ids
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import Approval, Carry, OpenCall, Position, Positions, ResponseState
-from slipring.core.checks.policies import NodeVerdicts
+from slipring.core.checks.verdicts import NodeVerdicts
 from slipring.protocol import wire
 from slipring.protocol.items.items import Item, raw_digest
 from slipring.protocol.requests import TextFormat

@@ -15,7 +15,7 @@ from slipring.core.chain import item_ids
 from slipring.core.chain.head import Head
 from slipring.core.chain.item_ids import Place
 from slipring.core.chain.state import Positions, ResponseState
-from slipring.core.checks.policies import NodeVerdicts
+from slipring.core.checks.verdicts import NodeVerdicts
 from slipring.core.tenant_caches import TenantEntries
 from slipring.protocol.items.items import Item, renamed
 from slipring.protocol.responses import Response

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from msgspec import Raw
 
 from slipring.core.checks.answer_gate import Gate, Inspection
-from slipring.core.checks.policies import Action, Check, Kind, Mode, Policy, Subject, Verdict, checks_of
+from slipring.core.checks.policies import Action, Check, Mode, Policy, checks_of
 from slipring.core.checks.text_windows import OVERLAP
+from slipring.core.checks.verdicts import Kind, Subject, Verdict
 from slipring.core.generation import (
     Annotated,
     CallArguments,

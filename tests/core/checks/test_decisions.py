@@ -3,17 +3,8 @@
 import pytest
 
 from slipring.core.checks.moderation_report import Report
-from slipring.core.checks.policies import (
-    Action,
-    Check,
-    Consequence,
-    Policy,
-    Side,
-    Subject,
-    Verdict,
-    checks_of,
-    decide,
-)
+from slipring.core.checks.policies import Action, Check, Consequence, Policy, checks_of, decide
+from slipring.core.checks.verdicts import Side, Subject, Verdict
 from slipring.protocol.responses import ResponseModerationError, ResponseModerationResult
 
 QUESTION = Subject("input", "message", "hi")

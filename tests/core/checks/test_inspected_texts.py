@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from slipring.core.checks.inspected_texts import called_names, is_models, subject_of, verdict_key
-from slipring.core.checks.policies import Subject
+from slipring.core.checks.verdicts import Subject
 from slipring.protocol.items.item_digests import content_digest
 from slipring.protocol.items.items import CARRIED_TYPES, SUPPORTED_TYPES, Item, read_item
 from tests.pictures import PIXEL

@@ -1,7 +1,7 @@
 """Known verdicts: by tenant, policy and item, within a bound."""
 
 from slipring.core.checks.known_verdicts import Known, KnownVerdicts
-from slipring.core.checks.policies import Verdict
+from slipring.core.checks.verdicts import Verdict
 
 PASSED = (Verdict("guard", "1", flagged=False, scores={"violence": 0.1}),)
 FLAGGED = (Verdict("guard", "1", flagged=True, scores={"violence": 0.9}, categories=("violence",)),)

@@ -3,7 +3,8 @@
 import pytest
 from msgspec import structs
 
-from slipring.core.checks.policies import KINDS, KINDS_OF, NO_POLICY, Check, Policy, Subject, Verdict
+from slipring.core.checks.policies import KINDS, KINDS_OF, NO_POLICY, Check, Policy
+from slipring.core.checks.verdicts import Subject, Verdict
 
 FLAG = Check("a", "1", action="flag")
 BLOCK = Check("a", "1", action="block", mode="hold", subjects=KINDS_OF["input"])

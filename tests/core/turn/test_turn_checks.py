@@ -18,7 +18,8 @@ from slipring.core.chain.state import ResponseState
 from slipring.core.checks.answer_gate import Gate, Inspection
 from slipring.core.checks.inspected_texts import list_text
 from slipring.core.checks.known_verdicts import KnownVerdicts
-from slipring.core.checks.policies import Check, NodeVerdicts, Policy, Subject, Verdict, checks_of
+from slipring.core.checks.policies import Check, Policy, checks_of
+from slipring.core.checks.verdicts import NodeVerdicts, Subject, Verdict
 from slipring.core.generation import Finished, Job, Settings, Text
 from slipring.core.turn.compaction import condensed
 from slipring.core.turn.turn_checks import InspectedItems

@@ -10,7 +10,7 @@ import pytest
 
 from slipring.base.errors import StartupError
 from slipring.config.tables import CheckEntry
-from slipring.core.checks.policies import Subject
+from slipring.core.checks.verdicts import Subject
 from slipring.core.tenant_caches import TenantCache
 from slipring.safety.source_calls import RunningCheck, SourceFailed
 from slipring.safety.sources import functions

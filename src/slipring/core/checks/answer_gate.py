@@ -16,19 +16,9 @@ from slipring.core.checks.inspected_texts import (
     upstream_subjects,
 )
 from slipring.core.checks.moderation_report import Report
-from slipring.core.checks.policies import (
-    KINDS_OF,
-    Decision,
-    Kind,
-    Mode,
-    Policy,
-    Side,
-    Subject,
-    Verdict,
-    checks_of,
-    decide,
-)
+from slipring.core.checks.policies import KINDS_OF, Decision, Mode, Policy, checks_of, decide
 from slipring.core.checks.text_windows import OVERLAP, Window, Windows
+from slipring.core.checks.verdicts import Kind, Side, Subject, Verdict
 from slipring.core.generation import (
     Annotated,
     CallArguments,

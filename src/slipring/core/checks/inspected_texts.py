@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Raw, Struct
 
-from slipring.core.checks.policies import Kind, Side, Subject
+from slipring.core.checks.verdicts import Kind, Side, Subject
 from slipring.protocol import wire
 from slipring.protocol.items.hosted_items import CallError
 from slipring.protocol.items.item_digests import content_digest

@@ -11,7 +11,7 @@ from collections import Counter
 
 from msgspec import Struct
 
-from slipring.core.checks.policies import Verdict
+from slipring.core.checks.verdicts import Verdict
 from slipring.core.tenant_caches import TenantEntries
 
 

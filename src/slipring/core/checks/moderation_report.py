@@ -4,7 +4,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from slipring.core.checks.policies import Check, Finding, Policy, Side, Subject, Verdict, answer_of
+from slipring.core.checks.policies import Check, Policy, answer_of
+from slipring.core.checks.verdicts import Finding, Side, Subject, Verdict
 from slipring.protocol.responses import ResponseModeration, ResponseModerationError, ResponseModerationResult
 
 WITHHELD = "withheld"

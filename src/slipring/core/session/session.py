@@ -19,7 +19,8 @@ from slipring.base.errors import ApiError, ConnectionLimitReached, InvalidPrompt
 from slipring.core.betas import NO_BETAS, Betas, missing_rollout
 from slipring.core.chain.state import ResponseState
 from slipring.core.chain.state_cache import ConnectionCache, NoCache
-from slipring.core.checks.policies import Policies, Verdict
+from slipring.core.checks.policies import Policies
+from slipring.core.checks.verdicts import Verdict
 from slipring.core.generation import Emit, Models, Prefill
 from slipring.core.hosted_tools import CallOutcome, CallProgress, FetchedList
 from slipring.core.limits import Limits

@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import structs
 
 from slipring.core.checks.answer_gate import Inspection
-from slipring.core.checks.policies import Verdict
+from slipring.core.checks.verdicts import Verdict
 from slipring.core.generation import Accepted, Delta, Emit, Finished
 from slipring.core.turn import response_object
 from slipring.core.turn.stages import Wait

@@ -13,7 +13,7 @@ from msgspec import UNSET, Raw, UnsetType, structs
 from slipring.base.errors import ApiError, InvalidPrompt
 from slipring.core.chain import cache_diagnostics, hosted_items_in_context, input_items
 from slipring.core.chain.state import Position, ResponseState
-from slipring.core.checks.policies import NodeVerdicts
+from slipring.core.checks.verdicts import NodeVerdicts
 from slipring.core.generation import Accepted, Finished
 from slipring.core.turn import response_object
 from slipring.core.turn.stages import NO_TOKENS

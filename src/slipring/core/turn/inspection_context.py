@@ -17,7 +17,8 @@ from msgspec import structs
 
 from slipring.core.chain.state import ResponseState
 from slipring.core.checks.inspected_texts import called_names, remainder_of, subject_of, verdict_key
-from slipring.core.checks.policies import KINDS, Kind, Policy, Side, Subject
+from slipring.core.checks.policies import KINDS, Policy
+from slipring.core.checks.verdicts import Kind, Side, Subject
 from slipring.core.turn.compaction import is_summary
 from slipring.protocol.items.items import Item
 

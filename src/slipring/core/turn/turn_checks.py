@@ -21,7 +21,8 @@ from slipring.core.checks.answer_gate import Emission, Gate, Inspection
 from slipring.core.checks.inspected_texts import definition_text, is_models, list_text, result_text
 from slipring.core.checks.known_verdicts import KnownVerdicts
 from slipring.core.checks.moderation_report import Report
-from slipring.core.checks.policies import NodeVerdicts, Policy, Subject, Verdict, checks_of, decide
+from slipring.core.checks.policies import Policy, checks_of, decide
+from slipring.core.checks.verdicts import NodeVerdicts, Subject, Verdict
 from slipring.core.generation import Delta, Finished, Job, RefusalText, Settings
 from slipring.core.hosted_tools import CallOutcome
 from slipring.core.turn.inspection_context import Before, InspectionContext, sealed_and_open

@@ -11,7 +11,8 @@ from msgspec import Struct
 from slipring.core.chain import hosted_items_in_context
 from slipring.core.checks.inspected_texts import subject_of
 from slipring.core.checks.known_verdicts import Known, KnownVerdicts
-from slipring.core.checks.policies import Decision, Policy, Subject, decide
+from slipring.core.checks.policies import Decision, Policy, decide
+from slipring.core.checks.verdicts import Subject
 from slipring.core.turn.inspection_context import InspectionContext, sealed_and_open
 from slipring.protocol import wire
 from slipring.protocol.items.hosted_items import McpCall

@@ -20,7 +20,7 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from slipring.base.errors import StartupError
-from slipring.core.checks.policies import Subject
+from slipring.core.checks.verdicts import Subject
 from slipring.safety.source_calls import MOST_LATE, Findings, SourceFailed
 
 log = logging.getLogger("slipring")

@@ -27,7 +27,7 @@ from slipring.base.errors import ApiError, ModelNotFound, StartupError
 from slipring.base.tenant_slots import TenantSlots
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import Carry, ResponseState
-from slipring.core.checks.policies import Subject
+from slipring.core.checks.verdicts import Subject
 from slipring.core.generation import Delta, Emit, Finished, Job, Model, RefusalText, Settings, Text
 from slipring.core.turn.response_object import new_response
 from slipring.protocol import wire

@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 
 from slipring.base.connection_failures import reason
 from slipring.base.errors import StartupError
-from slipring.core.checks.policies import Subject
+from slipring.core.checks.verdicts import Subject
 from slipring.safety.source_calls import Findings, SourceFailed
 
 _MAX_ANSWER_BYTES = 4 * 2**20

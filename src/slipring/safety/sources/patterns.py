@@ -9,7 +9,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from slipring.base.errors import ApiError, InvalidRequest, StartupError, TooExpensive
-from slipring.core.checks.policies import Subject
+from slipring.core.checks.verdicts import Subject
 from slipring.safety.source_calls import Findings, SourceFailed
 from slipring.safety.sources.pattern_matching import VALIDATORS
 from slipring.safety.sources.secret_formats import LONGEST, SECRET_FORMATS

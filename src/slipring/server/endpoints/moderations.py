@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from aiohttp import web
 
 from slipring.base.errors import NotFound, Unavailable, quoted
-from slipring.core.checks.policies import Check, Subject, Verdict
+from slipring.core.checks.policies import Check
+from slipring.core.checks.verdicts import Subject, Verdict
 from slipring.protocol.endpoints.bodies import (
     ModerationAnswer,
     ModerationResult,
