@@ -1,11 +1,10 @@
-"""A job as the body of a Chat Completions request, spliced from messages that are encoded once. Tools are
-functions with flat names, which are mapped back in answers.
+"""A job as the body of a Chat Completions request: its messages, tools and settings.
 
-Encodes items as the messages of Chat Completions, each once.
+Messages are encoded once. An assistant's reasoning, text and calls, and the outputs of these calls, form an
+*exchange*. The last exchange may still grow; everything before it is never encoded again. So a context is a
+chain of encoded pieces and a tail, and the same items give the same bytes however they are spread over turns.
 
-An assistant's reasoning, text and calls, and the outputs of these calls, form an *exchange*. The last
-exchange may still grow; everything before it is never encoded again. So a context is a chain of encoded
-pieces and a tail, and the same items give the same bytes however they are spread over turns.
+Tools are functions with flat names, which are mapped back in answers.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -58,6 +57,7 @@ _STEP_BYTES = 300
 _CALLS = (FunctionCall, CustomToolCall)
 _OUTPUTS = frozenset({CallOutput, LoadedTools})
 _SENT = _OUTPUTS | {Message, Reasoning, *_CALLS}
+_REWRITTEN = "the parent's messages were not written by this engine"
 
 
 class _CalledFunction(Struct):
@@ -346,7 +346,6 @@ def _refuse_part(part: Part, can_show: bool, urls: bool, param: str) -> None:
 
 
 Tools = tuple[CallableTool, ...]
-_REWRITTEN = "the parent's messages were not written by this engine"
 _fields = msgspec.json.Decoder(dict[str, Raw])
 
 

@@ -29,7 +29,6 @@ from slipring.core.generation import Job, Settings
 from slipring.engines.chat.request_body import EMPTY, Writer, offered_tools, toolbox
 from slipring.engines.constraints.server_constraint import Constraint
 from slipring.engines.constraints.supported_constraints import takes_tags
-from slipring.engines.grey_square import grey_square_url
 from slipring.engines.remote.http_client import HttpClient, spliced
 from slipring.engines.remote.http_connection import BadStatus, HttpFailure
 from slipring.engines.remote.replica_affinity import DYNAMO_FINAL, DYNAMO_SESSION, tenant_salt
@@ -37,7 +36,7 @@ from slipring.engines.scheduling.priorities_and_hints import agent_hints, urgenc
 from slipring.engines.tokens.job_exchange import JobExchange, Request
 from slipring.engines.tokens.job_rendering import data_urls, position_of
 from slipring.engines.tokens.model_files import ModelInfo, read_tokenizer, unnamed_tokenizer
-from slipring.engines.tokens.pictured_requests import PicturedExchange
+from slipring.engines.tokens.pictured_requests import PicturedExchange, grey_square_url
 from slipring.engines.tokens.remote_vocabulary import (
     MARKS,
     ServerVocabulary,
