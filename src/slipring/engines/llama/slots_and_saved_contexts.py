@@ -1,14 +1,13 @@
-"""Saved contexts: the KV of chains that have no slot, in files that the engine writes and reads.
-
-Restoring a context takes microseconds per token, prefilling it milliseconds. The total size of the files is
-bounded; the least recently used are evicted first.
-
-Slots: which context each slot of the engine holds, and which slot a job gets.
+"""Which context each slot of the engine holds, which slot a job gets, and what is saved to files.
 
 A slot holds the KV of one context. A continuation runs in the slot that holds its parent. Where it cannot (a
 fork must not overwrite its parent's slot; another chain may have taken the slot), the KV is copied from the
 slot or saved context that shares most tokens with it, so that only the rest is prefilled. Jobs that find no
 free slot wait, first come, first served.
+
+The KV of chains that have no slot is in files that the engine writes and reads: restoring a context takes
+microseconds per token, prefilling it milliseconds. The total size of the files is bounded; the least recently
+used are evicted first.
 """
 
 import asyncio
@@ -31,13 +30,12 @@ from slipring.observation import live_messages
 from slipring.prompts import rendering_codec
 from slipring.prompts.rendering import Rendered
 
-_PREFIX = "slipring-kv-"
-
-
 log = logging.getLogger("slipring")
-
 MIN_TOKENS = 32
 """Shorter contexts are prefilled again instead of saved: a file costs a request."""
+_SEAM_TOKENS = 8
+"""Tolerance around the last answer: the marks of a message can depend on the message that follows it."""
+_PREFIX = "slipring-kv-"
 
 
 class SlotFiles(Protocol):
@@ -216,10 +214,6 @@ def _is_alive(pid: int) -> bool:
     except OSError:
         return True  # the process of another user
     return True
-
-
-_SEAM_TOKENS = 8
-"""Tolerance around the last answer: the marks of a message can depend on the message that follows it."""
 
 
 class SlotRequest(Struct, frozen=True):
