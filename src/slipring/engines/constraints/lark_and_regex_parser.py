@@ -300,7 +300,7 @@ def without_empty(pattern: Node) -> Node:
 
 def parse_regex(expression: str, flags: str = "") -> Node:
     """Parse an expression. Raises ``Unsupported``."""
-    parser = _Parser(expression)
+    parser = _RegexParser(expression)
     tree = parser.alternatives(_with_flags(frozenset(), flags, ""))
     if parser.at < len(expression):
         raise Unsupported("unbalanced parenthesis")
@@ -319,7 +319,7 @@ def _with_flags(flags: frozenset[str], added: str, removed: str) -> frozenset[st
     return (flags | set(added)) - set(removed)
 
 
-class _Parser:
+class _RegexParser:
     def __init__(self, expression: str) -> None:
         self._text = expression
         self.at = 0

@@ -20,7 +20,13 @@ from msgspec import Struct
 
 from slipring.base.errors import StartupError
 from slipring.engines.hub.projectors import with_projector
-from slipring.engines.hub.quantization_and_memory import HubFile, Variant, choose, gigabytes, variants_of
+from slipring.engines.hub.quantization_and_memory import (
+    HubFile,
+    Variant,
+    choose_variant,
+    gigabytes,
+    variants_of,
+)
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedFileInfo
@@ -180,7 +186,7 @@ class ModelHub:
         with _failures(name.repository):
             files = self._files(name.repository)
         variants = variants_of(files)
-        variant = choose(name.repository, variants, name.quantization, memory)
+        variant = choose_variant(name.repository, variants, name.quantization, memory)
         return with_projector(variant, variants, files, memory) if sees else variant
 
     def find_tokenizer(self, repository: str) -> list[HubFile]:

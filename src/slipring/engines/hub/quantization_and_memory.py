@@ -50,7 +50,7 @@ _WIDE_CONTEXT = 65_536
 _ENOUGH_CONTEXT = 32_768
 """Below this, one slot is of more use to an agent than two: a second serves its side requests."""
 _LEAST_CONTEXT = 4_096
-_STEP = 1_024
+_CONTEXT_STEP = 1_024
 _CELL_BYTES = 2
 """The KV cache has 16 bits a value."""
 _MEMORY_TABLE = Path("/proc/meminfo")
@@ -124,7 +124,7 @@ def variants_of(files: Iterable[HubFile]) -> list[Variant]:
     return sorted(whole, key=lambda variant: (variant.size, variant.label))
 
 
-def choose(repository: str, variants: Sequence[Variant], wanted: str, memory: int | None) -> Variant:
+def choose_variant(repository: str, variants: Sequence[Variant], wanted: str, memory: int | None) -> Variant:
     """The variant to serve: the ``wanted`` one, else the first preferred one that fits ``memory``, else the
     largest that fits. Raises ``StartupError``. ``memory``: in bytes; None: not known, everything fits."""
     if not variants:
@@ -133,7 +133,7 @@ def choose(repository: str, variants: Sequence[Variant], wanted: str, memory: in
             f" {repository.rpartition('/')[2].removesuffix('-GGUF')}-GGUF"
         )
     if wanted:
-        return _named(repository, variants, wanted)
+        return _variant_named(repository, variants, wanted)
     fitting = [variant for variant in variants if memory is None or variant.needed <= memory]
     if not fitting:
         least = variants[0]
@@ -145,7 +145,7 @@ def choose(repository: str, variants: Sequence[Variant], wanted: str, memory: in
     return next((by_name[name] for name in _PREFERRED if name in by_name), fitting[-1])
 
 
-def _named(repository: str, variants: Sequence[Variant], wanted: str) -> Variant:
+def _variant_named(repository: str, variants: Sequence[Variant], wanted: str) -> Variant:
     for variant in variants:
         stem = variant.files[0].path.rpartition("/")[2].lower()
         if wanted.lower() in (variant.quantization.lower(), stem, stem.removesuffix(SUFFIX)):
@@ -198,7 +198,7 @@ def fit(metadata: dict[str, Any], size: int, memory: int | None) -> Fit | None:
     if slots >= 2:
         return Fit(wide, slots, each)
     slots = 2 if tokens // 2 >= min(wide, _ENOUGH_CONTEXT) else 1
-    context = tokens // slots // _STEP * _STEP
+    context = tokens // slots // _CONTEXT_STEP * _CONTEXT_STEP
     return Fit(min(wide, max(context, _LEAST_CONTEXT)), slots, each)
 
 

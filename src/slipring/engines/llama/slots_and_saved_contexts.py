@@ -35,7 +35,7 @@ MIN_TOKENS = 32
 """Shorter contexts are prefilled again instead of saved: a file costs a request."""
 _SEAM_TOKENS = 8
 """Tolerance around the last answer: the marks of a message can depend on the message that follows it."""
-_PREFIX = "slipring-kv-"
+_DIRECTORY_PREFIX = "slipring-kv-"
 
 
 class SlotFiles(Protocol):
@@ -195,13 +195,13 @@ def kv_directory(limit_bytes: int) -> Path:
     fits = os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > limit_bytes
     place = memory if fits else disk
     _remove_stale_directories(place)
-    return place / f"{_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
+    return place / f"{_DIRECTORY_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
 
 
 def _remove_stale_directories(place: Path) -> None:
     """Remove the directories of processes that were killed together with their children."""
-    for left in place.glob(f"{_PREFIX}*"):
-        owner = left.name.removeprefix(_PREFIX).partition("-")[0]
+    for left in place.glob(f"{_DIRECTORY_PREFIX}*"):
+        owner = left.name.removeprefix(_DIRECTORY_PREFIX).partition("-")[0]
         if owner.isdigit() and not _is_alive(int(owner)):
             shutil.rmtree(left, ignore_errors=True)
 

@@ -19,14 +19,14 @@ _KEYED = hmac.new(_SECRET, digestmod="sha256")
 DYNAMO_SESSION = "x-dynamo-session-id"
 """The header by which Dynamo knows branches of a chain. The others keep a chain together with its forks."""
 _DYNAMO_PARENT = "x-dynamo-parent-session-id"
-USUAL_HEADERS = ("x-session-id", "x-smg-routing-key", DYNAMO_SESSION)
+USUAL_AFFINITY_HEADERS = ("x-session-id", "x-smg-routing-key", DYNAMO_SESSION)
 DYNAMO_FINAL = "x-dynamo-session-final"
 """On a request of its own: its branch has ended."""
-HEADER = "x-slipring-replica"
+REPLICA_HEADER = "x-slipring-replica"
 """What slipring's plugin for vLLM adds to all answers: the name of the replica, and the tokens that its KV
 cache holds, as in ``3f9a;kv_tokens=75000``."""
-_SMG = "x-smg-routed-worker-id"
-DEFAULT_HEADERS = f"{HEADER};{_SMG}"
+_SMG_REPLICA_HEADER = "x-smg-routed-worker-id"
+REPLICA_HEADERS = f"{REPLICA_HEADER};{_SMG_REPLICA_HEADER}"
 _KV_TOKENS = "kv_tokens="
 _LONGEST_NAME = 256
 
@@ -76,7 +76,7 @@ class Replica(NamedTuple):
     kv_tokens: int | None
 
 
-def read_names(option: str) -> list[str]:
+def read_header_names(option: str) -> list[str]:
     """The headers that an option lists, in lower case."""
     return [name.strip().lower() for name in option.split(";") if name.strip()]
 

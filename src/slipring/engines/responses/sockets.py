@@ -425,7 +425,7 @@ class Continuable(Protocol):
     def lane(self) -> Lane | None: ...
 
 
-class Pool:
+class SocketPool:
     """All sockets to one upstream."""
 
     def __init__(self, upstream: Upstream, options: ResponsesOptions) -> None:

@@ -28,7 +28,7 @@ _NAMING_S = 5.0
 """How long the server is asked which picture it refuses. The time counts as that in which its answer has to
 begin, and a server that does not answer in time counts as failed."""
 _ABOUT_PICTURES = re.compile(r"\bimage|multi-?modal|\bPIL\b", re.IGNORECASE)
-_SIDE = 64
+_SQUARE_PIXELS = 64
 Refuses = Callable[[Sequence[str]], Awaitable[bool]]
 """Whether a server refuses a message with these pictures."""
 
@@ -89,7 +89,7 @@ class PicturedExchange(JobExchange):
         with suppress(TimeoutError):
             async with asyncio.timeout(_NAMING_S):
                 picture = await refused_picture(new, self._refuses)
-        return error if picture is None else naming(error, picture)
+        return error if picture is None else _naming(error, picture)
 
 
 class NewPicture(NamedTuple):
@@ -133,7 +133,7 @@ async def refused_picture(new: Sequence[NewPicture], refuses: Refuses) -> NewPic
     return None if await refuses([grey_square_url()]) else left[0]
 
 
-def naming(error: InvalidRequest, picture: NewPicture) -> InvalidRequest:
+def _naming(error: InvalidRequest, picture: NewPicture) -> InvalidRequest:
     """The refusal, with the field of the picture."""
     error.message = f"Invalid '{picture.param}': the model's server refuses the image: {error.message}"
     error.args, error.param = (error.message,), picture.param
@@ -142,9 +142,9 @@ def naming(error: InvalidRequest, picture: NewPicture) -> InvalidRequest:
 
 def grey_square() -> str:
     """A PNG file that every decoder takes, as base64."""
-    rows = (b"\x00" + b"\x80" * _SIDE) * _SIDE
+    rows = (b"\x00" + b"\x80" * _SQUARE_PIXELS) * _SQUARE_PIXELS
     chunks = (
-        (b"IHDR", struct.pack(">IIBBBBB", _SIDE, _SIDE, 8, 0, 0, 0, 0)),
+        (b"IHDR", struct.pack(">IIBBBBB", _SQUARE_PIXELS, _SQUARE_PIXELS, 8, 0, 0, 0, 0)),
         (b"IDAT", zlib.compress(rows)),
         (b"IEND", b""),
     )

@@ -42,7 +42,7 @@ _PATIENCE_S = 10.0
 until a new one is open. Then the turn does without that session."""
 
 
-class Protocol(NamedTuple):
+class SessionProtocol(NamedTuple):
     """How a kind of server opens and closes sessions, and what it keeps. Failures are ``ApiError`` or
     ``HttpFailure``."""
 
@@ -142,7 +142,7 @@ class Sessions:
 
     def __init__(
         self,
-        protocol: Protocol,
+        protocol: SessionProtocol,
         *,
         most: int,
         most_tokens: int | None,

@@ -25,13 +25,13 @@ from msgspec import Raw, Struct, structs
 from slipring.base.errors import InvalidRequest, ServerError, StartupError, Unavailable
 from slipring.base.surrogates import repaired
 from slipring.core.generation import Job, Settings
-from slipring.engines.chat.request_body import EMPTY, Writer, offered_tools, toolbox
+from slipring.engines.chat.request_body import EMPTY_TOOLBOX, MessageWriter, offered_tools, toolbox
 from slipring.engines.constraints.server_constraint import Constraint
 from slipring.engines.constraints.supported_constraints import takes_tags
 from slipring.engines.remote.http_client import HttpClient, spliced
 from slipring.engines.remote.http_connection import BadStatus, HttpFailure
 from slipring.engines.remote.replica_affinity import DYNAMO_FINAL, DYNAMO_SESSION, tenant_salt
-from slipring.engines.scheduling.priorities_and_hints import agent_hints, urgency
+from slipring.engines.scheduling.priorities_and_hints import AnswerLengths, agent_hints, urgency
 from slipring.engines.tokens.job_exchange import JobExchange, Request
 from slipring.engines.tokens.job_rendering import data_urls, position_of
 from slipring.engines.tokens.model_files import ModelInfo, read_tokenizer, unnamed_tokenizer
@@ -44,7 +44,7 @@ from slipring.engines.tokens.remote_vocabulary import (
     tokenizer_errors,
 )
 from slipring.engines.tokens.server_options import VllmOptions, read_options
-from slipring.engines.tokens.sessions import Addressed, ChainEnds, Protocol
+from slipring.engines.tokens.sessions import Addressed, ChainEnds, SessionProtocol
 from slipring.engines.tokens.template_choice import NoTemplate
 from slipring.engines.tokens.token_answer import Fault, Piece, PieceParser, TokenAnswer, failure, reason_of
 from slipring.engines.tokens.token_server import Offer, Served, TokenServer
@@ -89,6 +89,11 @@ class VllmEngine(TokenServer):
 
     _way: _PictureWay = "chat"
     """How it takes pictures, if its model sees. Set by ``start``."""
+
+    def __init__(self, options: VllmOptions) -> None:
+        super().__init__(options)
+        if options.hints:
+            self.answer_lengths = AnswerLengths()
 
     async def start(self) -> None:
         try:
@@ -204,7 +209,7 @@ class VllmEngine(TokenServer):
         if job.settings.logprobs and job.generate:
             is_local = self.renderer.vocabulary.is_local
             body |= {"logprobs": job.settings.top_logprobs, "return_tokens_as_token_ids": is_local}
-        if self.options.hints:
+        if self.answer_lengths is not None:
             body |= agent_hints(job, self.answer_lengths.expected(limit))
         if constraint is not None:
             body["structured_outputs"] = _structured_outputs(constraint)
@@ -260,8 +265,8 @@ class VllmEngine(TokenServer):
             whole=limits.whole,
         )
 
-    def session_protocol(self) -> Protocol:
-        return Protocol("vLLM", None, self._end_session, keeps_last=False)
+    def session_protocol(self) -> SessionProtocol:
+        return SessionProtocol("vLLM", None, self._end_session, keeps_last=False)
 
     async def _end_session(self, session_id: str, route: str) -> None:
         path, headers = f"{_SESSIONS}/{session_id}/end", self._upstream.route_headers(route)
@@ -370,10 +375,10 @@ def content_parts(job: Job, sent: Rendered, salt: str, known: frozenset[str]) ->
 def _chat_pieces(job: Job, fields: dict[str, Any]) -> list[bytes]:
     """The body of a request to the chat endpoint. The server's parsers of calls are left out: the answer is
     read by its ids."""
-    messages = Writer().extend(None, tuple(job.context())).json()
+    messages = MessageWriter().extend(None, tuple(job.context())).json()
     if job.head.instructions is not None:
         messages.insert(0, b'{"role":"system","content":' + bytes(job.head.instructions_json) + b"}")
-    box = toolbox(offered_tools(job.offer), EMPTY)
+    box = toolbox(offered_tools(job.offer), EMPTY_TOOLBOX)
     if box.tools:
         fields = {**fields, "tools": Raw(box.json), "tool_choice": "none"}
     return spliced(b'{"messages":[', messages, b"]," + wire.encode(fields)[1:])
