@@ -1,5 +1,8 @@
 r"""Writes a grammar of texts as a grammar of JSON strings with such texts: for llguidance, and as GBNF.
 
+A grammar of a tool describes the input itself. Models write the input as a JSON string, so engines need a
+grammar of that string.
+
 The parsed grammar is expanded into plain productions. A state is a position in a text. Each node becomes one
 production per pair of states: the state before the text of the node, and the state after it. A writer for
 each notation writes a terminal for a pair of states.

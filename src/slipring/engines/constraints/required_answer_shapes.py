@@ -54,7 +54,7 @@ from slipring.protocol.tools.grammars_and_schemas import Grammar
 from slipring.protocol.tools.tool_choice import Offer
 from slipring.protocol.tools.toolset import CallableTool, FunctionTool, Kind
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the sandbox's process needs none of them
     from slipring.core.generation import Job
     from slipring.prompts.rendering import Renderer
 

@@ -45,7 +45,7 @@ from slipring.engines.constraints.shape import (
 from slipring.prompts.parsing.output_format import JsonCalls, OutputFormat
 from slipring.protocol.tools.grammars_and_schemas import Grammar
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the sandbox's process needs none of them
     from slipring.core.generation import Job
     from slipring.engines.constraints.grammar_compiler import Compiler
     from slipring.prompts.rendering import Renderer
