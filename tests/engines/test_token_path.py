@@ -51,7 +51,7 @@ class Ceiling(NamedTuple):
     turn_modules: int
 
 
-CEILINGS = {"vllm": Ceiling(8, 14, 99), "chat": Ceiling(6, 13, 76)}
+CEILINGS = {"vllm": Ceiling(8, 14, 87), "chat": Ceiling(6, 13, 69)}
 
 
 class Calls:

@@ -11,7 +11,7 @@ from slipring.config.tables import CheckEntry
 from slipring.core.generation import Capabilities
 from tests.engines.fakes.server import Say, Stop
 from tests.engines.fakes.tokens import CONTEXT, tokenizer_directory
-from tests.engines.vllm.test_vllm_engine import fake_vllm
+from tests.engines.fakes.vllm import fake_vllm
 from tests.harness import PuppetEngine, Reached, serve
 from tests.server.endpoints.test_decisions import ANGER, LATE, TEAM, Oracle, ask, letters
 from tests.server.issuing import bearer, issue, revoke, serve_stored

@@ -16,7 +16,7 @@ from slipring.core.limits import Limits
 from slipring.server.observation.ended_turns import EndedTurn
 from tests import messages_wire
 from tests.engines.fakes.server import Call, Say, Stop
-from tests.engines.vllm.test_vllm_engine import fake_vllm
+from tests.engines.fakes.vllm import fake_vllm
 from tests.harness import PuppetEngine, Running, serve
 from tests.mcp.fakes import FakeServer, serving
 from tests.messages_api import MessagesApi

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.engines.fakes.server import Say, Stop
-from tests.engines.vllm.test_vllm_engine import fake_vllm
+from tests.engines.fakes.vllm import fake_vllm
 from tests.harness import Running, serve
 from tests.server.test_resent_chat import reports_of
 

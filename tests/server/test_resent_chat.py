@@ -11,7 +11,7 @@ from slipring.protocol.turn_report import TurnReport
 from tests.chat_api import USER, Chat, Json, joined
 from tests.engines.fakes.server import Call, Say, Stop, Think
 from tests.engines.fakes.tokens import decoded
-from tests.engines.vllm.test_vllm_engine import fake_vllm
+from tests.engines.fakes.vllm import fake_vllm
 from tests.harness import Running, serve
 
 pytestmark = pytest.mark.usefixtures("compiled_here")

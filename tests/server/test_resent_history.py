@@ -9,7 +9,7 @@ from slipring.core.limits import Limits
 from tests.api import Api
 from tests.engines.fakes.server import Call, Say, Stop
 from tests.engines.fakes.tokens import decoded
-from tests.engines.vllm.test_vllm_engine import fake_vllm
+from tests.engines.fakes.vllm import fake_vllm
 from tests.harness import WEATHER, Running, read_sse, serve
 from tests.server.raw import until
 

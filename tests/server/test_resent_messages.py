@@ -13,7 +13,7 @@ from slipring.core.limits import Limits
 from slipring.server import clock
 from tests.engines.fakes.server import Call, Say, Stop, Think
 from tests.engines.fakes.tokens import decoded
-from tests.engines.vllm.test_vllm_engine import fake_vllm
+from tests.engines.fakes.vllm import fake_vllm
 from tests.harness import serve
 from tests.messages_api import MessagesApi
 from tests.messages_wire import Json

@@ -1,13 +1,9 @@
-"""Options of engines: parses ``KIND:name=value,…`` into a dataclass.
+"""How ``KIND:ADDRESS,name=value…`` is read for every engine: addresses, and options as fields of a dataclass.
 
 An option is a field made by ``option``, with its type, default, least value or choices, and a sentence for
-the reference.
+the reference. The options that say how contexts are written for a model are declared here, apart from what
+reads them: the simulated engine has them, and serves from an installation without the packages that tokenize.
 Errors are ``StartupError`` with one line.
-
-The options that say how contexts are written for a model.
-
-They are declared apart from what reads them, so that the simulated engine has them without the packages that
-tokenize: it serves from an installation without extras.
 """
 
 import dataclasses
@@ -19,6 +15,7 @@ from urllib.parse import urlsplit, urlunsplit
 from slipring.base.errors import StartupError, suggestion
 
 T = TypeVar("T")
+TEMPLATE, KEEP = "template", "keep"
 
 
 def option(default: object, meaning: str, *, least: int = 0, choices: Sequence[str] = ()) -> Any:
@@ -110,9 +107,6 @@ def _convert(kind: str, field: "dataclasses.Field[Any]", value: str) -> object:
 
 def _shown(default: object) -> str:
     return str(default).lower().removesuffix(".0") or "none"
-
-
-TEMPLATE, KEEP = "template", "keep"
 
 
 class RenderingOptions(Protocol):

@@ -1,8 +1,8 @@
-"""Engines that one process owns and several workers use.
+"""Where an engine's server runs, and how one process owns an engine that several workers use.
 
-The owner gives each user a share: slots of the engine and room for files that no other user touches, so that
-users need not know of each other. This module defines shares and how a user follows the engine's address. It
-knows neither the kind of engine nor how owner and users communicate.
+A host gives the engine's address, and says why there is none while it is down. An owner gives each user a
+share: slots of the engine and room for files that no other user touches, so that users need not know of each
+other. Neither the kind of engine nor how owner and users communicate is known here.
 """
 
 import asyncio
@@ -12,40 +12,6 @@ from typing import Protocol
 from msgspec import Struct
 
 from slipring.base.errors import Unavailable
-
-
-class Share(Struct, frozen=True):
-    """The part of an engine that one user may use."""
-
-    slots: tuple[int, ...]
-    """The numbers of its slots."""
-    saved_bytes: int
-    """The total size of its files."""
-    directory: str = ""
-    """Where its files are, if the user may remove them."""
-    mark: str = ""
-    """Prefix of its file names, by which the owner finds the files of a user that has died."""
-
-
-class Owner(Protocol):
-    """Runs an engine for several users and divides it among them."""
-
-    key: str
-
-    @property
-    def address(self) -> str | None:
-        """The engine's URL; None while it is down."""
-
-    async def start(self, on_move: Callable[[], None]) -> None:
-        """Run it. ``on_move`` is called when the address changes: to None first, then to the new one."""
-
-    async def close(self) -> None: ...
-
-    def share(self, number: int) -> Share:
-        """The share of a new user; removes the files that an earlier user with this number left."""
-
-    def suspect(self, url: str) -> None:
-        """Report that the engine at this address has not answered a user for too long."""
 
 
 class Host:
@@ -88,6 +54,40 @@ class Host:
 
     async def close(self) -> None:
         return
+
+
+class Share(Struct, frozen=True):
+    """The part of an engine that one user may use."""
+
+    slots: tuple[int, ...]
+    """The numbers of its slots."""
+    saved_bytes: int
+    """The total size of its files."""
+    directory: str = ""
+    """Where its files are, if the user may remove them."""
+    mark: str = ""
+    """Prefix of its file names, by which the owner finds the files of a user that has died."""
+
+
+class Owner(Protocol):
+    """Runs an engine for several users and divides it among them."""
+
+    key: str
+
+    @property
+    def address(self) -> str | None:
+        """The engine's URL; None while it is down."""
+
+    async def start(self, on_move: Callable[[], None]) -> None:
+        """Run it. ``on_move`` is called when the address changes: to None first, then to the new one."""
+
+    async def close(self) -> None: ...
+
+    def share(self, number: int) -> Share:
+        """The share of a new user; removes the files that an earlier user with this number left."""
+
+    def suspect(self, url: str) -> None:
+        """Report that the engine at this address has not answered a user for too long."""
 
 
 class Borrowed(Host):

@@ -32,7 +32,14 @@ from slipring.engines.catalog import open_engine
 from slipring.engines.chat.answer import ChatAnswer
 from slipring.engines.chat.engine import ChatEngine
 from slipring.engines.chat.options import ChatOptions, read_options
-from slipring.engines.chat.request_body import EMPTY, Request, Writer, Written, toolbox, write_request
+from slipring.engines.chat.request_body import (
+    EMPTY_TOOLBOX,
+    MessageWriter,
+    Request,
+    Written,
+    toolbox,
+    write_request,
+)
 from slipring.engines.chat.returned_fields import Details
 from slipring.engines.remote.retries_and_breaker import Retryable
 from slipring.protocol.items.items import CALL_OF_OUTPUT, Item, short_id
@@ -53,7 +60,7 @@ GRAMMAR = {"type": "grammar", "syntax": "regex", "definition": "[a-z]+"}
 SHELL = {"type": "custom", "name": "shell", "description": "Runs", "format": GRAMMAR}
 FILES = {"type": "namespace", "name": "files", "tools": [ADD, SHELL]}
 OPTIONS = ChatOptions(url="http://127.0.0.1:9/v1", model="m")
-WRITER = Writer()
+WRITER = MessageWriter()
 IMAGE = PIXEL
 SCREENSHOT = {"type": "computer_screenshot"}
 
@@ -77,16 +84,16 @@ def job(*items: Item, parent: ResponseState | None = None, **fields: Any) -> Job
     )
 
 
-def written(job: Job, writer: Writer = WRITER, **options: Any) -> Request:
+def written(job: Job, writer: MessageWriter = WRITER, **options: Any) -> Request:
     return write_request(job, ChatOptions(url=OPTIONS.url, model="m", **options), writer)
 
 
-def body_of(job: Job, writer: Writer = WRITER, **options: Any) -> Json:
+def body_of(job: Job, writer: MessageWriter = WRITER, **options: Any) -> Json:
     body: Json = json.loads(b"".join(written(job, writer, **options).pieces))
     return body
 
 
-def messages_of(*items: Item, writer: Writer = WRITER, **fields: Any) -> list[Json]:
+def messages_of(*items: Item, writer: MessageWriter = WRITER, **fields: Any) -> list[Json]:
     messages: list[Json] = body_of(job(*items, **fields), writer, images=True, image_urls=True)["messages"]
     return messages
 
@@ -127,7 +134,7 @@ def test_text_and_calls_of_an_exchange_are_one_message_and_outputs_follow() -> N
         {"role": "tool", "content": "sunny", "tool_call_id": short_id("c")},
         {"role": "tool", "content": "none", "tool_call_id": short_id("d")},
     ]
-    assert messages_of(*items, writer=Writer(send_reasoning=True))[1]["reasoning_content"] == "hm"
+    assert messages_of(*items, writer=MessageWriter(send_reasoning=True))[1]["reasoning_content"] == "hm"
 
 
 def test_a_call_without_text_has_null_content() -> None:
@@ -250,13 +257,13 @@ def test_spliced_bodies_equal_bodies_encoded_at_once(
 
 def test_only_new_items_are_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
     units: list[int] = []
-    write = Writer._write
+    write = MessageWriter._write
 
-    def counting(self: Writer, unit: Any, fields: Any) -> bytes:
+    def counting(self: MessageWriter, unit: Any, fields: Any) -> bytes:
         units.append(len(unit.items))
         return write(self, unit, fields)
 
-    monkeypatch.setattr(Writer, "_write", counting)
+    monkeypatch.setattr(MessageWriter, "_write", counting)
     parent = None
     for number in range(5):
         asked = [message("user", "go")] if not number else [output(f"o{number}")]
@@ -290,7 +297,7 @@ def test_tools_that_stay_the_same_are_encoded_once() -> None:
 
 def test_a_position_of_another_engine_is_encoded_again() -> None:
     first = job(message("user", "a"))
-    parent = after(first, written(first, Writer(send_reasoning=True)).position)
+    parent = after(first, written(first, MessageWriter(send_reasoning=True)).position)
     request = written(job(message("user", "b"), parent=parent))
     assert request.fallback is not None
     assert [each["content"] for each in json.loads(b"".join(request.pieces))["messages"]] == ["a", "b"]
@@ -454,7 +461,7 @@ async def test_models_are_named_or_listed_by_the_server() -> None:
 
 
 HEAD = Head(None, tools_of(WEATHER, FILES, {**SHELL, "name": "run"}))
-BOX = toolbox(HEAD.tools.callables, EMPTY)
+BOX = toolbox(HEAD.tools.callables, EMPTY_TOOLBOX)
 
 
 def deltas_of(*payloads: Any, reason: str | None = "stop", think_tags: str = "false") -> list[Delta]:

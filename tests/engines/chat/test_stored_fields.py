@@ -10,7 +10,7 @@ import pytest
 
 from slipring.core.chain.head import Head
 from slipring.engines.chat.options import ChatOptions
-from slipring.engines.chat.request_body import EMPTY, Writer, Written
+from slipring.engines.chat.request_body import EMPTY_TOOLBOX, MessageWriter, Written
 from slipring.engines.chat.returned_fields import (
     KeptFields,
     PositionCodec,
@@ -97,15 +97,15 @@ async def test_they_survive_restarts(tmp_path: Path) -> None:
         assert signatures(other.requests[0]) == [(None, None, None)] * 4
 
 
-WRITER = Writer()
+WRITER = MessageWriter()
 
 
 def field(text: str) -> ReturnedFields:
     return ReturnedFields(extra_content=json.dumps(text).encode())
 
 
-def written(kept: KeptFields | None, writer: Writer = WRITER) -> Written:
-    return Written(writer, writer.extend(None, ()), EMPTY, ReturnedAnswer(field("own")), kept)
+def written(kept: KeptFields | None, writer: MessageWriter = WRITER) -> Written:
+    return Written(writer, writer.extend(None, ()), EMPTY_TOOLBOX, ReturnedAnswer(field("own")), kept)
 
 
 def test_a_position_is_stored_relative_to_its_parent() -> None:
@@ -134,7 +134,7 @@ def test_a_position_is_stored_relative_to_its_parent() -> None:
 
 def test_a_position_without_such_fields_is_not_stored() -> None:
     codec = PositionCodec(WRITER, ChatOptions(url="http://a"))
-    assert codec.pack(Written(WRITER, WRITER.extend(None, ()), EMPTY), None) is None
+    assert codec.pack(Written(WRITER, WRITER.extend(None, ()), EMPTY_TOOLBOX), None) is None
 
 
 @pytest.mark.parametrize("data", [b"", b"\x50", b"\x40" + b"\0" * 8, b"cut"])
@@ -144,7 +144,7 @@ def test_what_cannot_be_read_is_none(data: bytes) -> None:
     assert packed is not None
     assert codec.unpack(packed[:-2] if data == b"cut" else data, None, HEAD) is None
     assert PositionCodec(WRITER, ChatOptions(url="http://b")).unpack(packed, None, HEAD) is None
-    assert codec.pack(written(None, Writer()), None) is None
+    assert codec.pack(written(None, MessageWriter()), None) is None
 
 
 def test_a_chain_keeps_a_bounded_amount() -> None:

@@ -1,7 +1,7 @@
 """Lark grammars enforced on the real embedded model."""
 
 from slipring.protocol.tools.grammars_and_schemas import Grammar
-from tests.engines.constraints.test_lark import PATCH, SQL
+from tests.engines.constraints.test_json_string_grammar import PATCH, SQL
 from tests.engines.fitting import fits
 from tests.model import ServeModel
 

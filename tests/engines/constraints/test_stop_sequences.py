@@ -18,7 +18,7 @@ from slipring.core.generation import (
 )
 from slipring.engines.constraints.stop_sequences import watched
 from slipring.protocol.responses import Logprob
-from tests.engines.constraints.test_custom_inputs import job_with
+from tests.engines.constraints.test_custom_tool_inputs import job_with
 from tests.harness import serve
 
 

@@ -6,6 +6,8 @@ in any text.
 """
 
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 from aiohttp import web
@@ -129,3 +131,13 @@ def _logprobs(ids: list[int], top: int, as_ids: bool) -> dict[str, Any]:
         "token_logprobs": [-1.0] * len(ids),
         "top_logprobs": [dict(list(each.items())[: top + 1]) for each in others],
     }
+
+
+@asynccontextmanager
+async def fake_vllm() -> AsyncIterator[FakeVllm]:
+    fake = FakeVllm()
+    await fake.start()
+    try:
+        yield fake
+    finally:
+        await fake.close()

@@ -1,5 +1,5 @@
-"""How vLLM schedules a request that stays open, as far as ``scheduler_corrections`` and ``turn_settings``
-change it: with the faults of versions up to 0.31, and with the constraint of the first turn.
+"""How vLLM schedules a request that stays open, as far as ``vllm_plugin.corrections`` changes
+it: with the faults of versions up to 0.31, and with the constraint of the first turn.
 
 As with asynchronous scheduling, a step is begun before the token of the step before it has come. The engine
 stops as a whole where vLLM's does.

@@ -6,7 +6,7 @@ from slipring.base.errors import StartupError
 from slipring.engines.hub.quantization_and_memory import (
     HubFile,
     Variant,
-    choose,
+    choose_variant,
     gigabytes,
     quantization_of,
     variants_of,
@@ -57,18 +57,18 @@ def test_a_variant_with_a_missing_part_is_not_offered() -> None:
 )
 def test_the_preferred_quantization_that_fits_is_chosen(memory: int | None, chosen: str) -> None:
     offered = variants_of(files(Q2_K=2.8, Q3_K_M=3.9, Q4_K_M=4.7, Q8_0=8.5, F16=16))
-    assert choose("a/b", offered, "", memory).quantization == chosen
+    assert choose_variant("a/b", offered, "", memory).quantization == chosen
 
 
 def test_without_a_preferred_one_the_largest_that_fits_is_chosen() -> None:
     offered = variants_of([*files(Q2_K=2, F16=16), HubFile("Model.gguf", 3 * GB)])
-    assert choose("a/b", offered, "", 8 * GB).files[0].path == "Model.gguf"
+    assert choose_variant("a/b", offered, "", 8 * GB).files[0].path == "Model.gguf"
 
 
 @pytest.mark.parametrize("wanted", ["Q8_0", "q8_0", "Model-8B-Q8_0", "Model-8B-Q8_0.gguf"])
 def test_a_named_quantization_is_served_whatever_fits(wanted: str) -> None:
     offered = variants_of(files(Q4_K_M=4.7, Q8_0=8.5))
-    assert choose("a/b", offered, wanted, GB).quantization == "Q8_0"
+    assert choose_variant("a/b", offered, wanted, GB).quantization == "Q8_0"
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_what_cannot_be_served_is_refused_with_what_to_do(
     offered: list[HubFile], wanted: str, message: str
 ) -> None:
     with pytest.raises(StartupError, match=message):
-        choose("a/b-GGUF", variants_of(offered), wanted, 2 * GB)
+        choose_variant("a/b-GGUF", variants_of(offered), wanted, 2 * GB)
 
 
 def test_sizes_are_readable() -> None:

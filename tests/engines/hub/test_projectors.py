@@ -3,7 +3,7 @@
 import pytest
 
 from slipring.engines.hub.projectors import why_blind, with_projector
-from slipring.engines.hub.quantization_and_memory import HubFile, choose, variants_of
+from slipring.engines.hub.quantization_and_memory import HubFile, choose_variant, variants_of
 
 GB = 10**9
 
@@ -31,7 +31,7 @@ def test_a_projector_is_chosen_by_the_name_of_the_model_and_its_format(
     offered = files(Q4_K_M=4.7, Q8_0=8.5)
     offered += [HubFile(f"{name}.gguf", GB - index) for index, name in enumerate(projectors)]
     variants = variants_of(offered)
-    variant = with_projector(choose("a/b", variants, "", None), variants, offered, None)
+    variant = with_projector(choose_variant("a/b", variants, "", None), variants, offered, None)
     assert (variant.projector and variant.projector.path) == (chosen and f"{chosen}.gguf")
     assert variant.left_out is None
     assert why_blind(variant, None) == ""

@@ -9,7 +9,7 @@ from slipring.base.errors import StartupError, Unavailable
 from slipring.engines.llama.engine import LlamaEngine
 from slipring.engines.llama.options import LlamaOptions
 from slipring.engines.remote.http_client import HttpClient
-from slipring.engines.tokens.remote_vocabulary import RemoteVocabulary
+from slipring.engines.tokens.remote_vocabulary import LlamaVocabulary
 from slipring.prompts.rendering import Renderer
 from slipring.prompts.tokenization.tokenizer import Tokenizer, UnknownVocabulary
 from tests.engines.fakes.server import started
@@ -84,7 +84,7 @@ async def test_the_engine_tokenizes_for_a_vocabulary_that_slipring_cannot_build(
 
     monkeypatch.setattr(Tokenizer, "from_gguf", unknown)
     engine = tiny_model.engine(slots=1, context=512)
-    assert isinstance(engine.renderer.vocabulary, RemoteVocabulary)
+    assert isinstance(engine.renderer.vocabulary, LlamaVocabulary)
     async with serve(engine) as server, server.connect() as socket:
         response = await socket.response(input=ASK, **GREEDY)
         assert text_of(response) == text_of(expected)
@@ -120,6 +120,6 @@ async def test_a_server_that_is_not_a_llama_server_is_a_startup_error() -> None:
 
 async def test_tokenizing_without_a_server_raises_unavailable() -> None:
     async with HttpClient("http://127.0.0.1:9", {}) as client:
-        vocabulary = RemoteVocabulary(client.query_from_thread, "unreachable")
+        vocabulary = LlamaVocabulary(client.query_from_thread, "unreachable")
         with pytest.raises(Unavailable):
             await asyncio.to_thread(vocabulary.encode, "hello")

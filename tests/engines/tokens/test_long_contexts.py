@@ -17,7 +17,7 @@ from slipring.prompts.tokenization.token_budget import UNLIMITED, TokenBudget
 from slipring.prompts.tokenization.tokenizer import Vocabulary
 from slipring.protocol.items.items import Item
 from tests.engines.tokens.test_remote_vocabulary import CharacterVocabulary
-from tests.engines.tokens.test_tokens import job
+from tests.engines.tokens.test_token_answer import job
 from tests.prompts.test_rendering import after
 from tests.prompts.vocabulary import item, message, of_format, smollm2
 

@@ -19,7 +19,7 @@ from tests.engines.fakes.sglang import FakeSglang
 from tests.engines.fakes.tokens import FakeTokenServer, tokenizer_directory
 from tests.engines.fakes.vllm import FakeVllm
 from tests.engines.fakes.vllm_sessions import FakeVllmWithSessions
-from tests.engines.vllm.test_vllm_plugin import config, model
+from tests.engines.vllm_plugin.test_plugin_sessions import config, model
 from tests.harness import Running
 
 pytestmark = pytest.mark.usefixtures("compiled_here")

@@ -1,262 +1,198 @@
-"""Answers of the llama engine from hand-made chunks: ids, words, counts, and how they end."""
+"""Answers made of exact ids, from hand-made pieces, whose UTF-8 is decoded piece by piece."""
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
-from msgspec import Raw
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import Raw, structs
 
-from slipring.base.errors import ServerError
 from slipring.core.chain.head import Head
 from slipring.core.generation import (
     CallArguments,
-    CallEnded,
+    CallStarted,
     Capabilities,
     Delta,
     Finished,
     Job,
     Model,
+    Prefilled,
     Settings,
     Text,
+    Thought,
 )
-from slipring.engines.llama.answer import LlamaAnswer
-from slipring.engines.llama.api import Chunk, Probability, Progress, Timings
+from slipring.engines.tokens.token_answer import Piece, TokenAnswer, Utf8Stream
 from slipring.prompts.rendering import Rendered
 from slipring.prompts.templates.template_renderer import TemplateRenderer
-from slipring.prompts.tokenization.tokenizer import Tokenizer
 from slipring.protocol import wire
+from slipring.protocol.responses import Logprob
 from slipring.protocol.tools.tool_choice import Offer
 from slipring.protocol.tools.toolset import Toolset
 from tests.harness import WEATHER
-from tests.prompts.vocabulary import message, of_format, renderer, small_metadata
+from tests.prompts.vocabulary import message, of_format, small
 
-RENDERER = renderer("chatml in small")
-VOCABULARY = RENDERER.vocabulary
+VOCABULARY = small()
 END = VOCABULARY.control("<|im_end|>")
 MODEL = Model(name="m", owner="tests", capabilities=Capabilities())
 
 
-class Elsewhere(Tokenizer):
-    """A vocabulary of which only the marks are known here."""
-
-    is_local = False
-
-    def spell(self, *_: object) -> list[int] | None:
-        return None
-
-
-ELSEWHERE = of_format("chatml", Elsewhere.from_gguf(small_metadata()))
-
-
-NO_TOOLS = Offer()
-
-
-class Stream:
-    """An answer, and the engine that sends its chunks."""
-
-    def __init__(
-        self,
-        limit: int = 100,
-        *,
-        generate: bool = True,
-        by: TemplateRenderer = RENDERER,
-        offer: Offer = NO_TOOLS,
-        trusted: bool = False,
-    ) -> None:
-        job = Job(
-            response_id="r",
-            tenant="t",
-            model=MODEL,
-            head=Head(),
-            parent=None,
-            input=(message("user", "Hi"),),
-            offer=offer,
-            settings=Settings(),
-            generate=generate,
-        )
-        self.rendering = by.render(job)
-        self.answer = LlamaAnswer(job, self.rendering, by, limit, trusted=trusted)
-        self.said = 0
-        self.deltas: list[Delta] = []
-
-    def say(self, text: str, ids: list[int] | None = None, *, hidden: int = 0, **fields: Any) -> "Stream":
-        """A chunk that names its last ids and hides the others."""
-        ids = VOCABULARY.encode(text) if ids is None else ids
-        self.said += len(ids) + hidden
-        chunk = Chunk(content=text, tokens=ids, tokens_predicted=self.said, **fields)
-        self.deltas += self.answer.take(chunk)
-        return self
-
-    def end(self, stop_type: str = "eos", unseen: int = 0, cached: int = 0) -> Finished:
-        said = self.said + unseen
-        timings = Timings(cache_n=cached, predicted_n=said)
-        last = Chunk(stop=True, stop_type=stop_type, tokens_predicted=said, timings=timings)
-        self.deltas += self.answer.take(last)
-        deltas, held = self.answer.finish()
-        self.deltas += deltas
-        (finished,) = (delta for delta in self.deltas if isinstance(delta, Finished))
-        assert self.deltas[-1] is finished
-        assert held is finished.position
-        return finished
-
-    @property
-    def text(self) -> str:
-        return "".join(delta.text for delta in self.deltas if isinstance(delta, Text))
-
-    def emitted(self, finished: Finished) -> list[int]:
-        """The ids that an answer left behind its prompt."""
-        assert isinstance(finished.position, Rendered)
-        return finished.position.ids()[self.rendering.prompt.total :]
+def job(offer: Offer | None = None, *, generate: bool = True) -> Job:
+    return Job(
+        response_id="r",
+        tenant="t",
+        model=MODEL,
+        head=Head(),
+        parent=None,
+        input=(message("user", "Hi"),),
+        offer=offer or Offer(),
+        settings=Settings(),
+        generate=generate,
+    )
 
 
-def test_an_answer_is_what_its_tokens_say_and_a_stop_is_none_of_it() -> None:
-    stream = Stream().say("hello").say(" w").say("", [END])
-    finished = stream.end(cached=3)
-    assert stream.text == "hello w"
-    assert stream.emitted(finished) == VOCABULARY.encode("hello w")
-    assert (finished.reason, finished.output_tokens, finished.cached_tokens) == ("stop", 2, 3)
-    assert finished.input_tokens == stream.rendering.prompt.total
+def played(
+    asked: Job, *pieces: Piece, by: TemplateRenderer | None = None, constrained: bool = False
+) -> list[Delta]:
+    renderer = by or of_format("chatml", VOCABULARY)
+    answer = TokenAnswer(asked, renderer.render(asked), renderer, constrained=constrained)
+    return [*(delta for piece in pieces for delta in answer.take(piece)), *answer.finish()]
 
 
-CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}'
-OFFER = Offer(Toolset.read(Raw(wire.encode([WEATHER]))).callables)
+def said(text: str) -> Piece:
+    return Piece(VOCABULARY.encode(text))
 
 
-@pytest.mark.parametrize("trusted", [False, True])
-def test_a_call_ends_with_its_last_brace(trusted: bool) -> None:
-    stream = Stream(offer=OFFER, trusted=trusted)
-    for character in CALL[:-1]:
-        stream.say(character)
-    assert not any(isinstance(delta, CallEnded) for delta in stream.deltas)
-    stream.say("}")
-    assert stream.deltas[-2:] == [CallArguments("}"), CallEnded()]
-    stream.say("\n</tool_call>").say("", [END])
-    stream.end()
-    assert isinstance(stream.deltas[-2], CallEnded), "nothing follows the call"
+ENDED = Piece([END], reason="stop", stop_id=END)
 
 
-@pytest.mark.parametrize("trusted", [False, True])
-@pytest.mark.parametrize("stop_type", ["limit", "eos"])
-def test_a_call_that_the_answer_ends_in_is_incomplete(trusted: bool, stop_type: str) -> None:
-    stream = Stream(offer=OFFER, trusted=trusted).say(CALL[:-1])
-    stream.end(stop_type)
-    _, _, arguments, ended, *rest, _ = stream.deltas
-    assert (arguments, ended) == (CallArguments('{"city": "Rome"'), CallEnded(False))
-    assert rest == ([Text("}")] if stop_type == "eos" else [])
+def test_a_stop_token_is_none_of_the_answer_wherever_it_comes() -> None:
+    told = [Logprob(name, -1.0, [], []) for name in ("hello", "end")]
+    ids = [*VOCABULARY.encode("hello"), END]
+    prefilled, text, finished = played(job(), Piece(ids, logprobs=told, reason="stop"))
+    assert isinstance(prefilled, Prefilled)
+    assert isinstance(text, Text)
+    assert (text.text, [each.token for each in text.logprobs]) == ("hello", ["hello"])
+    assert isinstance(finished, Finished)
+    assert (finished.reason, finished.output_tokens) == ("stop", 1)
 
 
-def test_progress_says_nothing() -> None:
-    stream = Stream()
-    progress = Chunk(content="!", tokens=[0], tokens_predicted=1, prompt_progress=Progress(7))
-    assert stream.answer.take(progress) == []
-    finished = stream.say("hello").say("", [END]).end()
-    assert (stream.text, finished.output_tokens) == ("hello", 1)
+def test_an_answer_that_is_nothing_is_an_answer() -> None:
+    prefilled, finished = played(job(), ENDED)
+    assert isinstance(prefilled, Prefilled)
+    assert isinstance(finished, Finished)
+    assert finished.output_tokens == 0
 
 
-@pytest.mark.parametrize("text", ["東", "👩‍👩‍👧", "é"])
-def test_tokens_that_were_merged_into_a_character_are_found_again(text: str) -> None:
+def test_an_answer_begins_with_its_first_id_and_ends_when_that_is_said() -> None:
+    renderer = of_format("chatml", VOCABULARY)
+    answer = TokenAnswer(job(), renderer.render(job()), renderer)
+    seen = []
+    for piece in (Piece(cached_tokens=3), said("hello"), Piece(), ENDED):
+        answer.take(piece)
+        seen.append((answer.has_begun, answer.has_ended))
+    assert seen == [(False, False), (True, False), (True, False), (True, True)]
+
+
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome, </tool_call> Lazio"}}\n</tool_call>'
+
+
+@given(
+    text=st.sampled_from(
+        ["Well. ", CALL, CALL + CALL, f"I ask.\n{CALL}\nNow wait: é.", CALL[:-20], CALL.replace("get_", "")]
+    ),
+    cuts=st.lists(st.integers(0, 99), max_size=12).map(sorted),
+    reads=st.lists(st.integers(0, 12), max_size=4).map(sorted),
+    with_logprobs=st.booleans(),
+)
+def test_what_one_read_brings_says_the_same_as_piece_by_piece(
+    text: str, cuts: list[int], reads: list[int], with_logprobs: bool
+) -> None:
+    asked = job(Offer(Toolset.read(Raw(wire.encode([WEATHER]))).callables))
     ids = VOCABULARY.encode(text)
-    stream = Stream().say("hello").say(text, ids[-1:], hidden=len(ids) - 1).say("", [END])
-    finished = stream.end()
-    assert stream.text == f"hello{text}"
-    assert stream.emitted(finished) == [*VOCABULARY.encode("hello"), *ids]
-    assert finished.output_tokens == 1 + len(ids)
+    told = [Logprob(str(id), -1.0, [], []) for id in ids] if with_logprobs else []
+    pieces = [Piece(ids[a:b], logprobs=told[a:b]) for a, b in pairwise([0, *cuts, len(ids)]) if a <= b]
+    pieces += [ENDED, Piece(cached_tokens=7)]
+    renderer = of_format("chatml", VOCABULARY)
+    answer = TokenAnswer(asked, renderer.render(asked), renderer)
+    batches = [pieces[a:b] for a, b in pairwise([0, *reads, len(pieces)])]
+    deltas = [*(delta for batch in batches for delta in answer.take_all(batch)), *answer.finish()]
+    assert condensed(deltas) == condensed(played(asked, *pieces, by=renderer))
 
 
-def test_where_ids_are_lost_the_words_are_not() -> None:
-    ids = VOCABULARY.encode("東")
-    stream = Stream().say("hello").say("東", ids[-1:], hidden=7).say(" w").say("", [END])
-    finished = stream.end()
-    assert stream.text == "hello東 w"
-    assert (finished.position, finished.reason, finished.output_tokens) == (None, "stop", 10)
+def condensed(deltas: list[Delta]) -> list[Any]:
+    """Deltas without how their texts are cut, and without what two renderings cannot share."""
+    found: list[Any] = []
+    for delta in deltas:
+        if isinstance(delta, Text):
+            if not found or not isinstance(found[-1], tuple):
+                found.append(("", []))
+            text, logprobs = found.pop()
+            found.append((text + delta.text, logprobs + [each.token for each in delta.logprobs]))
+        elif isinstance(delta, CallArguments) and found and isinstance(found[-1], CallArguments):
+            found.append(CallArguments(found.pop().text + delta.text))
+        elif isinstance(delta, Finished):
+            assert isinstance(delta.position, Rendered)
+            assert isinstance(delta.context, Rendered)
+            contexts = (delta.context.ids(), delta.position.ids())
+            found.append((structs.replace(delta, position=None, context=None), contexts))
+        else:
+            found.append(delta)
+    return found
 
 
-def test_ids_that_are_lost_at_the_stop_do_not_hide_it() -> None:
-    stream = Stream().say("hello").say("�", [END], hidden=5)
-    finished = stream.end()
-    assert (stream.text, finished.position) == ("hello�", None)
-    assert (finished.reason, finished.output_tokens) == ("stop", 6)
+@pytest.mark.parametrize("constrained", [False, True])
+def test_a_schema_holds_after_the_thought_or_instead_of_it(
+    constrained: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toolset = Toolset.read(Raw(wire.encode([WEATHER])))
+    asked = job(Offer(toolset.callables, required=True))
+    thinker = of_format("chatml", VOCABULARY)
+    monkeypatch.setattr(thinker, "opens_thought", lambda prompt: True)
+    call = '{"name": "get_weather", "arguments": {"city": "Rome"}}'
+    at_once = played(asked, said(" "), said(call), ENDED, by=thinker, constrained=constrained)
+    assert any(isinstance(delta, CallStarted) for delta in at_once) is constrained
+    later = played(
+        asked, said("Hm."), said("</think>"), said(call), ENDED, by=thinker, constrained=constrained
+    )
+    assert [delta.text for delta in later if isinstance(delta, Thought)] == ["Hm."]
+    assert any(isinstance(delta, CallStarted) for delta in later)
+    finished = later[-1]
+    assert isinstance(finished, Finished)
+    assert finished.reasoning_tokens == len(VOCABULARY.encode("Hm."))
 
 
-def test_one_token_more_than_allowed_is_asked_for_and_dropped() -> None:
-    stream = Stream(limit=2).say("hello").say(" w").say("he")
-    finished = stream.end("limit")
-    assert stream.text == "hello w"
-    assert stream.emitted(finished) == VOCABULARY.encode("hello w")
-    assert (finished.reason, finished.output_tokens) == ("max_output_tokens", 2)
+def decoded_utf8(*pieces: bytes) -> list[str]:
+    stream = Utf8Stream()
+    return [*(stream.feed(piece) for piece in pieces), stream.finish()]
 
 
-def test_one_token_more_is_dropped_where_ids_were_lost_too() -> None:
-    stream = Stream(limit=6).say("東", VOCABULARY.encode("東")[-1:], hidden=4).say("he").say("ll")
-    finished = stream.end("limit")
-    assert (stream.text, finished.position) == ("東he", None)
-    assert (finished.reason, finished.output_tokens) == ("max_output_tokens", 6)
-    overheard = Stream(limit=5).say("東", VOCABULARY.encode("東")[-1:], hidden=4)
-    overheard.say("京", VOCABULARY.encode("京")[-1:], hidden=4)
-    assert overheard.end("limit").reason == "max_output_tokens"
-    assert overheard.text == "東"
+@pytest.mark.parametrize(
+    ("pieces", "texts"),
+    [
+        ([], [""]),
+        ([b""], ["", ""]),
+        ([b"abc", b"d"], ["abc", "d", ""]),
+        (["é".encode()[:1], "é".encode()[1:]], ["", "é", ""]),
+        ([b"a\xf0\x9f", b"\x92", b"\xa9b"], ["a", "", "💩b", ""]),
+        ([b"a\xff", b"b"], ["a\ufffd", "b", ""]),
+        ([b"a\xe2\x82", b"b"], ["a", "\ufffdb", ""]),
+        ([b"a\xe2\x82"], ["a", "\ufffd"]),
+        ([b"\x80"], ["\ufffd", ""]),
+    ],
+)
+def test_text_is_returned_as_soon_as_its_characters_are_complete(
+    pieces: list[bytes], texts: list[str]
+) -> None:
+    assert decoded_utf8(*pieces) == texts
 
 
-def test_a_stop_at_the_very_limit_is_a_stop() -> None:
-    stream = Stream(limit=2).say("hello").say(" w").say("", [END])
-    finished = stream.end("limit")
-    assert stream.text == "hello w"
-    assert (finished.reason, finished.output_tokens) == ("stop", 2)
+@given(st.lists(st.binary(max_size=5) | st.text(max_size=5).map(str.encode)))
+def test_any_split_of_bytes_gives_the_same_text(pieces: list[bytes]) -> None:
+    assert "".join(decoded_utf8(*pieces)) == b"".join(pieces).decode(errors="replace")
 
 
-def test_a_stop_after_the_limit_is_none() -> None:
-    stream = Stream(limit=1).say("hello").say(" w").say("", [END])
-    assert (stream.end().reason, stream.text) == ("max_output_tokens", "hello")
-
-
-def test_an_answer_that_fills_the_context_is_cut_off() -> None:
-    stream = Stream(limit=2).say("hello").say(" w")
-    assert stream.end("limit").reason == "max_output_tokens"
-    assert stream.text == "hello w"
-
-
-def test_a_limit_inside_a_character_leaves_what_came_of_it() -> None:
-    ids = VOCABULARY.encode("東")
-    stream = Stream(limit=3).say("hello").say("東", ids[-1:], hidden=2)
-    finished = stream.end("limit")
-    assert stream.text == "hello�"
-    assert stream.emitted(finished) == [*VOCABULARY.encode("hello"), *ids[:2]]
-    assert (finished.reason, finished.output_tokens) == ("max_output_tokens", 3)
-
-
-def test_tokens_that_were_never_told_are_counted_and_not_kept() -> None:
-    stream = Stream(limit=3).say("hello")
-    finished = stream.end("limit", unseen=3)
-    assert stream.text == "hello"
-    assert stream.emitted(finished) == VOCABULARY.encode("hello")
-    assert (finished.reason, finished.output_tokens) == ("max_output_tokens", 3)
-
-
-def test_a_warmup_says_nothing_and_leaves_its_context() -> None:
-    stream = Stream(limit=0, generate=False).say("hello")
-    finished = stream.end("limit")
-    assert stream.deltas == [finished]
-    assert finished.position is stream.rendering.context
-    assert (finished.reason, finished.output_tokens) == ("stop", 0)
-    assert finished.input_tokens == stream.rendering.context.total
-
-
-def test_logprobs_come_with_their_words_and_not_for_what_was_dropped() -> None:
-    stream = Stream(limit=2)
-    for text in ("hello", " w", "he"):
-        stream.say(text, completion_probabilities=[Probability(text, -0.5)])
-    stream.end("limit")
-    told = [each for delta in stream.deltas if isinstance(delta, Text) for each in delta.logprobs]
-    assert [each.token for each in told] == ["hello", " w"]
-    assert stream.text == "hello w"
-
-
-def test_a_vocabulary_elsewhere_leaves_the_words_to_the_engine() -> None:
-    stream = Stream(by=ELSEWHERE).say("hello").say("東", [9], hidden=2).say("<|im_end|>", [END])
-    finished = stream.end()
-    assert (stream.text, finished.position, finished.reason) == ("hello東", None, "stop")
-
-
-def test_an_answer_without_an_end_is_a_failure() -> None:
-    stream = Stream().say("hello")
-    with pytest.raises(ServerError, match="without a finish reason"):
-        stream.answer.finish()
+@given(st.text())
+def test_text_is_decoded_byte_by_byte(text: str) -> None:
+    data = text.encode()
+    assert "".join(decoded_utf8(*(data[at : at + 1] for at in range(len(data))))) == text

@@ -11,7 +11,7 @@ from slipring.core.generation import Job
 from slipring.core.limits import Limits
 from slipring.engines.tokens.tokenizer_threads import FairThreadPool, TokenizerThreads
 from slipring.protocol.items.items import Item
-from tests.engines.tokens.test_tokens import job
+from tests.engines.tokens.test_token_answer import job
 from tests.prompts.vocabulary import message
 
 

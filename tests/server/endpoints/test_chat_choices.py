@@ -10,7 +10,7 @@ from slipring.core.limits import Limits
 from tests.chat_api import USER, Chat, joined
 from tests.engines.fakes.server import Say, Stop
 from tests.engines.fakes.tokens import decoded
-from tests.engines.vllm.test_vllm_engine import fake_vllm
+from tests.engines.fakes.vllm import fake_vllm
 from tests.harness import PuppetEngine, serve
 from tests.server.raw import until
 from tests.server.test_resent_chat import LOOK, reports_of

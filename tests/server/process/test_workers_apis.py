@@ -23,8 +23,7 @@ from tests.chat_api import USER, Chat
 from tests.commands.test_cli import FAST, Process
 from tests.engines.fakes.server import Call, Stop, Think
 from tests.engines.fakes.tokens import CONTEXT, decoded, tokenizer_directory
-from tests.engines.fakes.vllm import FakeVllm
-from tests.engines.vllm.test_vllm_engine import fake_vllm
+from tests.engines.fakes.vllm import FakeVllm, fake_vllm
 from tests.messages_api import MessagesApi, Refused
 from tests.messages_wire import Json
 from tests.prompts import templates

@@ -1,11 +1,9 @@
-"""Translates the chunks of a Chat Completions stream into deltas.
+"""Translates the chunks of a Chat Completions stream into deltas, one item at a time.
 
-Assembles tool calls from pieces that servers interleave, and emits one call after the other.
-
-The first call that is not over is emitted as it comes; later ones are held back. A call is over when its
-arguments are a complete JSON object, which nothing but white space can follow, or when the answer ends. An
-empty object is certain only once another call or text has begun: some servers send one before the arguments,
-which then replace it.
+Servers interleave calls, and send text between their pieces. The first call that is not over is emitted as it
+comes; later calls, text and thoughts are held back. A call is over when its arguments are a complete JSON
+object, which nothing but white space can follow, or when the answer ends. An empty object is certain only
+once another call or text has begun: some servers send one before the arguments, which then replace it.
 
 Servers number and name calls in many ways. A piece that has a name belongs to a further call if its id or its
 name is another, or if the arguments are complete. A piece without a name never does: some servers change the
@@ -14,7 +12,7 @@ never made up.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, Struct, structs
@@ -34,16 +32,19 @@ from slipring.core.generation import (
     Thought,
 )
 from slipring.engines.chat.chunks import (
+    FAILED_REASONS,
+    FINISH_REASONS,
     CallPiece,
     Choice,
-    Chunk,
     ChunkDelta,
     Halves,
+    Reason,
     Usage,
+    decode_chunk,
     is_error,
-    joined,
     number_of,
     read_logprobs,
+    recovered,
     text_of,
 )
 from slipring.engines.chat.request_body import Written
@@ -58,6 +59,7 @@ from slipring.protocol.tools.tool_choice import Offer
 from slipring.protocol.tools.toolset import CallableTool
 
 _LONGEST_NAME = 256
+_THINK_TAGS = OutputFormat(think_open="<think>", think_close="</think>")
 
 
 class _Input(Struct):
@@ -312,36 +314,6 @@ def _custom_input(text: str) -> str:
     return text
 
 
-Reason = Literal["stop", "max_output_tokens", "content_filter"]
-_ENDED = ("stop", "tool_calls", "tool_use", "function_call", "end_turn", "stop_sequence", "eos", "eos_token")
-_TOO_LONG = (
-    *("length", "max_tokens", "max_output_tokens", "model_length", "context_length"),
-    "model_context_window_exceeded",
-)
-_FILTERED = (
-    *("content_filter", "sensitive", "safety", "recitation", "blocklist", "prohibited_content", "spii"),
-    *("image_safety", "refusal"),
-)
-_FAILED = frozenset(
-    {
-        *("error", "abort", "aborted", "cancelled", "canceled", "network_error", "timeout"),
-        *("insufficient_system_resource", "malformed_function_call", "unexpected_tool_call"),
-    }
-)
-_REASONS: dict[str, Reason] = {
-    **dict.fromkeys(_ENDED, "stop"),
-    **dict.fromkeys(_TOO_LONG, "max_output_tokens"),
-    **dict.fromkeys(_FILTERED, "content_filter"),
-}
-"""Finish reasons, in lower case, of answers that are complete or were cut off. After those in ``_FAILED`` an
-answer has failed. After any other it is complete if its calls are."""
-_OTHER_ERRORS = (b"[{", b'"')
-"""How errors in the place of a chunk begin that are no object: a list of objects, a text."""
-_HALF_CHARACTER = b"\\ud"
-_chunk = msgspec.json.Decoder(Chunk)
-_THINK_TAGS = OutputFormat(think_open="<think>", think_close="</think>")
-
-
 class ChatAnswer:
     """The answer to one job: takes payloads, returns deltas."""
 
@@ -389,10 +361,9 @@ class ChatAnswer:
     def _take(self, payload: bytes, deltas: list[Delta]) -> None:
         """Add the deltas of a chunk. The answer begins with the first one that is not empty."""
         try:
-            chunk = _chunk.decode(payload)
-            self._halves = {}
+            chunk, self._halves = decode_chunk(payload), {}
         except msgspec.DecodeError as error:
-            chunk = self._recovered(payload, error)
+            chunk, self._halves = recovered(payload, error, self._halves)
         if chunk.error or (not chunk.choices and chunk.usage is None and is_error(payload)):
             raise reported(payload)
         if not self._begun:
@@ -406,16 +377,6 @@ class ChatAnswer:
         for choice in chunk.choices or ():
             if not choice.index or not choice.is_further:
                 self._take_choice(choice, deltas)
-
-    def _recovered(self, payload: bytes, error: msgspec.DecodeError) -> Chunk:
-        """A chunk that half of a character makes unreadable. Raises the error that comes in the place of one,
-        or ``error``."""
-        if isinstance(error, msgspec.ValidationError) and payload.startswith(_OTHER_ERRORS):
-            raise reported(payload) from None
-        if isinstance(error, msgspec.ValidationError) or _HALF_CHARACTER not in payload.lower():
-            raise error
-        whole, self._halves = joined(payload, self._halves)
-        return _chunk.decode(whole)
 
     def finish(self) -> list[Delta]:
         """End the stream and return the last deltas. Raises ``ServerError`` if no finish reason has come."""
@@ -499,8 +460,8 @@ class ChatAnswer:
         if not isinstance(stated, str):
             stated = msgspec.json.encode(stated).decode()
         name = stated.partition(":")[0].strip().lower()  # Gemini: "content_filter: RECITATION"
-        known = _REASONS.get(name)
-        if name in _FAILED or (known is None and not self._calls.are_complete):
+        known = FINISH_REASONS.get(name)
+        if name in FAILED_REASONS or (known is None and not self._calls.are_complete):
             raise ServerError(f"The engine ended its answer early: {stated[:100]}")
         return known or "stop"
 

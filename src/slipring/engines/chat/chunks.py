@@ -1,47 +1,22 @@
-"""The chunks of a Chat Completions stream.
+"""The chunks of a Chat Completions stream: what each says, in whichever form a server sends it.
 
 Servers differ from the API's form: content comes as an object, as a list of strings or as a number, a finish
-reason as `false`, arguments as an object, one call without a list around it. What they mean is taken, and
+reason under another name or as `false`, arguments as an object, one call without a list around it, an error
+in the place of a chunk, a character in two halves of which each chunk has one. What they mean is taken, and
 nothing else of the answer is lost. Only the frame has to be right: choices are objects in a list, and deltas
 and calls are objects.
-
-Characters that a server splits between two chunks: each has an escaped half of a surrogate pair.
 """
 
 import json
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from slipring.base.surrogates import repaired
 from slipring.engines.remote.streamed_answer import token_count
+from slipring.engines.remote.upstream_errors import reported
 from slipring.protocol.responses import Logprob, TopLogprob
-
-Halves = dict[str, str]
-"""The first halves that a chunk ends with, by their places in it."""
-
-
-def joined(payload: bytes, earlier: Halves) -> tuple[bytes, Halves]:
-    """A chunk with what the one before it began, and the halves that it ends with itself. Raises
-    ``ValueError`` if it is not JSON."""
-    halves: Halves = {}
-
-    def whole(value: Any, place: str) -> Any:
-        if isinstance(value, dict):
-            return {name: whole(each, f"{place}.{name}") for name, each in value.items()}
-        if isinstance(value, list):
-            return [whole(each, f"{place}.{index}") for index, each in enumerate(value)]
-        if not isinstance(value, str):
-            return value
-        text = earlier.get(place, "") + value
-        if text and "\ud800" <= text[-1] <= "\udbff":
-            text, halves[place] = text[:-1], text[-1]
-        # Halves that belong together become one character, others are replaced.
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-    return msgspec.json.encode(whole(json.loads(payload), "")), halves
-
 
 _DEEPEST = 4
 """How many objects and lists may be around a text."""
@@ -49,6 +24,32 @@ _TEXTS = ("text", "value", "content")
 """The fields of an object that may be its text."""
 _NOTHING = (None, "")
 """What servers send in fields without a text."""
+Reason = Literal["stop", "max_output_tokens", "content_filter"]
+_ENDED = ("stop", "tool_calls", "tool_use", "function_call", "end_turn", "stop_sequence", "eos", "eos_token")
+_TOO_LONG = (
+    *("length", "max_tokens", "max_output_tokens", "model_length", "context_length"),
+    "model_context_window_exceeded",
+)
+_FILTERED = (
+    *("content_filter", "sensitive", "safety", "recitation", "blocklist", "prohibited_content", "spii"),
+    *("image_safety", "refusal"),
+)
+FAILED_REASONS = frozenset(
+    {
+        *("error", "abort", "aborted", "cancelled", "canceled", "network_error", "timeout"),
+        *("insufficient_system_resource", "malformed_function_call", "unexpected_tool_call"),
+    }
+)
+FINISH_REASONS: dict[str, Reason] = {
+    **dict.fromkeys(_ENDED, "stop"),
+    **dict.fromkeys(_TOO_LONG, "max_output_tokens"),
+    **dict.fromkeys(_FILTERED, "content_filter"),
+}
+"""Finish reasons, in lower case, of answers that are complete or were cut off. After those in
+``FAILED_REASONS`` an answer has failed. After any other it is complete if its calls are."""
+_OTHER_ERRORS = (b"[{", b'"')
+"""How errors in the place of a chunk begin that are no object: a list of objects, a text."""
+_HALF_CHARACTER = b"\\ud"
 
 
 def text_of(value: Any, depth: int = 0) -> str:
@@ -235,3 +236,40 @@ def is_error(payload: bytes) -> bool:
     """Whether a payload without choices is an error that is not in a field of its own."""
     bare = _bare_error.decode(repaired(payload))
     return "error" in (bare.object, bare.type) or bool(bare.message or bare.detail or bare.error_message)
+
+
+decode_chunk = msgspec.json.Decoder(Chunk).decode
+Halves = dict[str, str]
+"""The first halves that a chunk ends with, by their places in it."""
+
+
+def recovered(payload: bytes, error: msgspec.DecodeError, earlier: Halves) -> tuple[Chunk, Halves]:
+    """A chunk that half of a character makes unreadable, joined with what the one before it began, and the
+    halves that it ends with itself. Raises the error that comes in the place of one, or ``error``."""
+    if isinstance(error, msgspec.ValidationError) and payload.startswith(_OTHER_ERRORS):
+        raise reported(payload) from None
+    if isinstance(error, msgspec.ValidationError) or _HALF_CHARACTER not in payload.lower():
+        raise error
+    whole, halves = _joined(payload, earlier)
+    return decode_chunk(whole), halves
+
+
+def _joined(payload: bytes, earlier: Halves) -> tuple[bytes, Halves]:
+    """A chunk with what the one before it began, and the halves that it ends with itself. Raises
+    ``ValueError`` if it is not JSON."""
+    halves: Halves = {}
+
+    def whole(value: Any, place: str) -> Any:
+        if isinstance(value, dict):
+            return {name: whole(each, f"{place}.{name}") for name, each in value.items()}
+        if isinstance(value, list):
+            return [whole(each, f"{place}.{index}") for index, each in enumerate(value)]
+        if not isinstance(value, str):
+            return value
+        text = earlier.get(place, "") + value
+        if text and "\ud800" <= text[-1] <= "\udbff":
+            text, halves[place] = text[:-1], text[-1]
+        # Halves that belong together become one character, others are replaced.
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+    return msgspec.json.encode(whole(json.loads(payload), "")), halves

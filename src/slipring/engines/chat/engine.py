@@ -25,7 +25,7 @@ from slipring.core.token_estimates import estimated_tokens
 from slipring.engines.base import Level
 from slipring.engines.chat.answer import ChatAnswer, ChatReader
 from slipring.engines.chat.options import ChatOptions, read_options
-from slipring.engines.chat.request_body import Request, Writer, write_request
+from slipring.engines.chat.request_body import MessageWriter, Request, write_request
 from slipring.engines.chat.returned_fields import PositionCodec
 from slipring.engines.remote.http_connection import HttpFailure
 from slipring.engines.remote.retries_and_breaker import Admission
@@ -48,7 +48,7 @@ class ChatEngine(RemoteEngine):
         self._names = [name.strip() for name in options.model.split(";") if name.strip()]
         self._upstream = Upstream("chat", options)
         self._admission = Admission("the chat server", options, self._probe)
-        self._writer = Writer(send_reasoning=options.send_reasoning)
+        self._writer = MessageWriter(send_reasoning=options.send_reasoning)
         self.positions = PositionCodec(self._writer, options)
 
     @classmethod

@@ -1,11 +1,10 @@
-"""A job as the body of a Chat Completions request, spliced from messages that are encoded once. Tools are
-functions with flat names, which are mapped back in answers.
+"""A job as the body of a Chat Completions request: its messages, tools and settings.
 
-Encodes items as the messages of Chat Completions, each once.
+Messages are encoded once. An assistant's reasoning, text and calls, and the outputs of these calls, form an
+*exchange*. The last exchange may still grow; everything before it is never encoded again. So a context is a
+chain of encoded pieces and a tail, and the same items give the same bytes however they are spread over turns.
 
-An assistant's reasoning, text and calls, and the outputs of these calls, form an *exchange*. The last
-exchange may still grow; everything before it is never encoded again. So a context is a chain of encoded
-pieces and a tail, and the same items give the same bytes however they are spread over turns.
+Tools are functions with flat names, which are mapped back in answers.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -58,6 +57,7 @@ _STEP_BYTES = 300
 _CALLS = (FunctionCall, CustomToolCall)
 _OUTPUTS = frozenset({CallOutput, LoadedTools})
 _SENT = _OUTPUTS | {Message, Reasoning, *_CALLS}
+_REWRITTEN = "the parent's messages were not written by this engine"
 
 
 class _CalledFunction(Struct):
@@ -130,7 +130,7 @@ class History(Struct, frozen=True, eq=False):
         return [*pieces, self.tail_json] if self.tail_json else pieces
 
 
-class Writer:
+class MessageWriter:
     """Encodes messages for one server. Histories of one writer cannot be extended by another."""
 
     def __init__(self, *, send_reasoning: bool = False) -> None:
@@ -346,8 +346,7 @@ def _refuse_part(part: Part, can_show: bool, urls: bool, param: str) -> None:
 
 
 Tools = tuple[CallableTool, ...]
-_REWRITTEN = "the parent's messages were not written by this engine"
-_fields = msgspec.json.Decoder(dict[str, Raw])
+_format_fields = msgspec.json.Decoder(dict[str, Raw])
 
 
 class Toolbox(Struct, frozen=True, eq=False):
@@ -363,7 +362,7 @@ class Toolbox(Struct, frozen=True, eq=False):
         return len(self.json) + 200 * len(self.tools)
 
 
-EMPTY = Toolbox((), b"[]", {})
+EMPTY_TOOLBOX = Toolbox((), b"[]", {})
 
 
 class _Function(Struct):
@@ -421,7 +420,7 @@ class Written(Struct, frozen=True, eq=False):
     The response's own output is not included, because its call ids are assigned later. The next turn adds it.
     """
 
-    writer: Writer
+    writer: MessageWriter
     history: History
     toolbox: Toolbox
     returned: ReturnedAnswer = ReturnedAnswer()
@@ -457,7 +456,7 @@ class Request(Struct, frozen=True):
     """Why all items had to be encoded again; None if only new ones were."""
 
 
-def write_request(job: Job, options: ChatOptions, writer: Writer) -> Request:
+def write_request(job: Job, options: ChatOptions, writer: MessageWriter) -> Request:
     """Encode the request for a job. Raises an ``ApiError`` for what the API cannot express."""
     if job.settings.truncation == "auto":
         raise UnsupportedParameter.at("truncation", "this model's server cannot drop items that do not fit")
@@ -465,7 +464,7 @@ def write_request(job: Job, options: ChatOptions, writer: Writer) -> Request:
     kept = _kept(job, writer)
     refuse_unsendable(job.input, images=options.images, urls=options.image_urls, new=True)
     history = _write_history(job, before, options, writer, kept)
-    box = toolbox(offered_tools(job.offer), before.toolbox if before is not None else EMPTY)
+    box = toolbox(offered_tools(job.offer), before.toolbox if before is not None else EMPTY_TOOLBOX)
     messages = history.json()
     if job.head.instructions is not None:
         messages.insert(0, b'{"role":"system","content":' + bytes(job.head.instructions_json) + b"}")
@@ -473,7 +472,7 @@ def write_request(job: Job, options: ChatOptions, writer: Writer) -> Request:
         "stream": True,
         **({"stream_options": {"include_usage": True}} if options.stream_usage else {}),
         **_sampling(job, options),
-        **_shape(job.settings),
+        **_response_format(job.settings),
     }
     if box.tools:
         if not job.settings.parallel_tool_calls:
@@ -486,7 +485,7 @@ def write_request(job: Job, options: ChatOptions, writer: Writer) -> Request:
     return Request(pieces, Written(writer, history, box, kept=kept), bool(messages), fallback)
 
 
-def _position(job: Job, writer: Writer) -> tuple[Written | None, str | None]:
+def _position(job: Job, writer: MessageWriter) -> tuple[Written | None, str | None]:
     """The parent's position, or why there is none that can be used."""
     if job.parent is None:
         return None, None
@@ -496,7 +495,7 @@ def _position(job: Job, writer: Writer) -> tuple[Written | None, str | None]:
     return None, _REWRITTEN
 
 
-def _kept(job: Job, writer: Writer) -> KeptFields | None:
+def _kept(job: Job, writer: MessageWriter) -> KeptFields | None:
     """What the server wants back with the answers of the context."""
     if job.parent is None or (stored := stored_fields(job.parent.position, writer)) is None:
         return None
@@ -504,7 +503,7 @@ def _kept(job: Job, writer: Writer) -> KeptFields | None:
 
 
 def _write_history(
-    job: Job, before: Written | None, options: ChatOptions, writer: Writer, kept: KeptFields | None
+    job: Job, before: Written | None, options: ChatOptions, writer: MessageWriter, kept: KeptFields | None
 ) -> History:
     if job.parent is None:
         return writer.extend(None, job.input)
@@ -537,12 +536,12 @@ def _sampling(job: Job, options: ChatOptions) -> dict[str, Any]:
     return {name: value for name, value in asked.items() if value is not None}
 
 
-def _shape(settings: Settings) -> dict[str, Any]:
+def _response_format(settings: Settings) -> dict[str, Any]:
     format: TextFormat = settings.format
     if format.kind == "text":
         return {}
     if format.kind == "json_object":
         return {"response_format": {"type": "json_object"}}
-    described = _fields.decode(bytes(format.echo))
+    described = _format_fields.decode(bytes(format.echo))
     del described["type"]
     return {"response_format": {"type": "json_schema", "json_schema": described}}

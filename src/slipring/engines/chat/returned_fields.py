@@ -6,10 +6,8 @@ are kept with the response and are sent to the server that wrote them and to no 
 contain them. If the encoded messages are lost, by a restart or because another node continues the chain, the
 context is encoded again, and the fields are found by the ids of its items.
 
-Stores positions as bytes, so that another process sends a server back what it wants with earlier answers.
-
-The bytes hold these fields and no messages, which are encoded again. Bytes of another server, and bytes that
-cannot be read, give None: the context is then sent without such fields.
+For that, a position is stored as bytes that hold these fields and no messages. Bytes of another server, and
+bytes that cannot be read, give None: the context is then sent without such fields.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,6 +28,8 @@ _MOST_KEPT_BYTES = 4 * 2**20
 """Of one chain. Where it has more, those of its older answers are forgotten."""
 _GROWING = ("text", "summary", "data")
 """The fields of a detail that come in pieces."""
+_VERSION = b"\x50"
+"""The first byte. Different from those of other engines' positions, which are stored in the same place."""
 
 
 def kept(raw: Raw | UnsetType) -> bytes:
@@ -240,10 +240,6 @@ def _begins_another(last: dict[str, Any], piece: dict[str, Any]) -> bool:
     if None not in ids and ids[0] != ids[1]:
         return True
     return any(last.get(name) != piece.get(name) for name in ("type", "index"))
-
-
-_VERSION = b"\x50"
-"""The first byte. Different from those of other engines' positions, which are stored in the same place."""
 
 
 class _PackedAnswer(Struct, frozen=True, array_like=True):

@@ -1,1 +1,1 @@
-"""Output constraints: schemas and grammars for engines, checks of tool grammars, limits on tool calls."""
+"""Output constraints: schemas, grammars and stop sequences, enforced by engines or checked beside them."""

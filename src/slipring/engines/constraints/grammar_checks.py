@@ -1,4 +1,4 @@
-"""Grammars of custom tools, compiled by llguidance: checks grammars, and matches texts against them.
+"""Which grammars of custom tools are refused: llguidance cannot compile them, or they cost too much.
 
 ``check_grammar`` runs in a sandbox, since a short grammar can take unlimited time. A grammar that has passed
 the check may be compiled in the serving process, in a thread.

@@ -1,7 +1,4 @@
-"""Compiles the grammars and schemas of clients within limits, and caches compiled grammars.
-
-PURPOSE.
-"""
+"""Compiles the grammars of clients within limits, caches their matchers by tenant, and matches texts."""
 
 import asyncio
 from collections import OrderedDict
@@ -12,6 +9,10 @@ from slipring.base.errors import InvalidRequest, TooExpensive
 from slipring.engines.constraints import grammar_checks
 from slipring.protocol.tools.grammars_and_schemas import Compilable, Grammar
 from slipring.sandbox.sandbox import InThread, Runner
+
+_MAX_STATES = 10_000
+_CACHED_MATCHERS = 16
+"""Each may take some MiB."""
 
 
 class TextMatcher:
@@ -40,11 +41,6 @@ class TextMatcher:
     def is_complete(self) -> bool | None:
         """Whether the text so far matches the grammar; None if that is unknown."""
         return bool(self._matcher.is_accepting()) if self._matcher is not None else None
-
-
-_MAX_STATES = 10_000
-_CACHED_MATCHERS = 16
-"""Each may take some MiB."""
 
 
 class Compiler:

@@ -1,10 +1,11 @@
-"""Expands a parsed grammar into plain productions, from which writers generate other notations.
+r"""Writes a grammar of texts as a grammar of JSON strings with such texts: for llguidance, and as GBNF.
 
-A state is a position in a text. Each node becomes one production per pair of states: the state before the
-text of the node, and the state after it. The writer provides a function that writes a
-terminal for a pair of states.
+A grammar of a tool describes the input itself. Models write the input as a JSON string, so engines need a
+grammar of that string.
 
-Writes a grammar of texts as a grammar of JSON strings with such texts: for llguidance, and as GBNF.
+The parsed grammar is expanded into plain productions. A state is a position in a text. Each node becomes one
+production per pair of states: the state before the text of the node, and the state after it. A writer for
+each notation writes a terminal for a pair of states.
 
 llguidance's lexer matches as much as it can and never backtracks. Within a JSON string that goes wrong: after
 a backslash it cannot know whether the terminal continues (``\t``) or the next one begins (``\n``). So each
@@ -13,8 +14,8 @@ such a backslash is written without its first backslash. Then the lexer splits a
 JSON.
 
 GBNF has no lexer, which would match each terminal as long as possible. So the written grammar accepts more
-texts than the original; ``custom_inputs`` checks the result against the original. Of sets such as ``\\w``,
-whose members beyond ASCII are unknown here, only the ASCII members are allowed.
+texts than the original; ``custom_tool_inputs`` checks the result against the original. Of sets such as
+``\w``, whose members beyond ASCII are unknown here, only the ASCII members are allowed.
 """
 
 from abc import ABC, abstractmethod
@@ -46,9 +47,12 @@ from slipring.protocol.tools.grammars_and_schemas import Grammar
 
 MAX_PRODUCTIONS = 30_000
 """Larger grammars raise ``Unsupported``: converting them takes too long."""
-
 MAX_TERMINAL_CHARS = 100_000
 """Characters of all terminals that a writer may write; nested patterns are counted again at each level."""
+ANY_STRING = Grammar("regex", r"[\s\S]*")
+_BACKSLASH = r"\\"
+_SPECIAL = frozenset('"\\[]^-/')
+"""Characters with a meaning within a class, for one GBNF parser or another."""
 
 
 class State(NamedTuple):
@@ -195,12 +199,8 @@ def _is_useful(option: tuple[Symbol, ...], productive: set[Key]) -> bool:
     return all(isinstance(symbol, str) or symbol in productive for symbol in option)
 
 
-ANY_STRING = Grammar("regex", r"[\s\S]*")
 _WITH_HALFWAY = (State(True), State(True, True), State(False))
 _WITHOUT_HALFWAY = (State(True), State(False))
-_BACKSLASH = r"\\"
-_SPECIAL = frozenset('"\\[]^-/')
-"""Characters with a meaning within a class, for one GBNF parser or another."""
 
 
 def llguidance_rules(definition: str, name: str) -> tuple[str, ...] | None:
@@ -269,7 +269,7 @@ class _Terminals(ABC):
 
     @abstractmethod
     def write(self, pattern: Node, start: State, end: State) -> str | None:
-        """See ``productions.Writer``."""
+        """See ``Writer``."""
 
     @abstractmethod
     def character(self, characters: CharacterSet) -> str | None: ...

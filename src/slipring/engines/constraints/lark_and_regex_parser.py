@@ -1,15 +1,13 @@
-r"""Sets of characters in regular expressions, and their spelling within a JSON string.
-
-Which characters beyond ASCII belong to ``\w`` or differ only in case is up to llguidance. So a set has two
-bounds: the characters that it certainly contains, and those that it possibly contains. Within ASCII, which
-has all characters that JSON escapes, both are equal.
-
-Parses grammars in Lark's notation, and the regular expressions in them, as llguidance reads both.
+r"""Parses grammars in Lark's notation, and the regular expressions in them, as llguidance reads both.
 
 References to terminals are replaced by their patterns. Attributes and parameters of rules, ``~`` and ``&``
 between terminals, and tokens by name raise ``Unsupported``. The syntax of regular expressions is that of
 Rust's ``regex``; set operations, scripts, anchors and flags other than ``i`` and ``s`` raise ``Unsupported``.
 Both must be valid: they have been checked before.
+
+Which characters beyond ASCII belong to ``\w`` or differ only in case is up to llguidance. So a set of
+characters has two bounds: the characters that it certainly contains, and those that it possibly contains.
+Within ASCII, which has all characters that JSON escapes, both are equal.
 """
 
 import json
@@ -24,7 +22,6 @@ from msgspec import Struct
 
 Ranges = tuple[tuple[int, int], ...]
 """First and last code of each range, sorted, without overlaps."""
-
 LAST_CODE: Final = 0x10FFFF
 _ASCII_LAST: Final = 0x7F
 _NOT_ASCII: Final[Ranges] = ((_ASCII_LAST + 1, LAST_CODE),)
@@ -256,7 +253,6 @@ class Rule(Struct, frozen=True, cache_hash=True):
 
 
 Node = CharacterSet | Sequence | Either | Repeated | Terminal | Rule
-
 EMPTY = Sequence(())
 
 
@@ -304,7 +300,7 @@ def without_empty(pattern: Node) -> Node:
 
 def parse_regex(expression: str, flags: str = "") -> Node:
     """Parse an expression. Raises ``Unsupported``."""
-    parser = _Parser(expression)
+    parser = _RegexParser(expression)
     tree = parser.alternatives(_with_flags(frozenset(), flags, ""))
     if parser.at < len(expression):
         raise Unsupported("unbalanced parenthesis")
@@ -323,7 +319,7 @@ def _with_flags(flags: frozenset[str], added: str, removed: str) -> frozenset[st
     return (flags | set(added)) - set(removed)
 
 
-class _Parser:
+class _RegexParser:
     def __init__(self, expression: str) -> None:
         self._text = expression
         self.at = 0

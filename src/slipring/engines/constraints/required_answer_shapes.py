@@ -1,8 +1,8 @@
-"""What a job requires of its answer, as data for the sandbox.
+"""What a job requires of its answer, and the shape of such an answer in the format of the model.
 
-Schemas and grammars come from clients, so the sandbox writes the constraint.
-
-Shapes of whole answers: a thought, and then text, calls in the layout of the model, or a document.
+The requirements are data for the sandbox: schemas and grammars come from clients, so the sandbox writes the
+constraint. The shape is that of the whole answer: a thought, and then text, calls in the layout of the model,
+or a document.
 """
 
 from typing import TYPE_CHECKING, Final
@@ -54,12 +54,18 @@ from slipring.protocol.tools.grammars_and_schemas import Grammar
 from slipring.protocol.tools.tool_choice import Offer
 from slipring.protocol.tools.toolset import CallableTool, FunctionTool, Kind
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the sandbox's process needs none of them
     from slipring.core.generation import Job
     from slipring.prompts.rendering import Renderer
 
 ANY_OBJECT = b'{"type":"object"}'
 _MAX_CALLS = 16
+_INDEX: Final = Pattern("[0-9]{1,4}")
+_ID: Final = Pattern("[A-Za-z0-9]{9}")
+"""An id as Mistral's models write it."""
+_LEADING_ID: Final = Pattern(r"[A-Za-z0-9_\-]{1,40}")
+_START, _CHANNEL, _MESSAGE, _CONSTRAIN, _END, _, _ = HARMONY_MARKS
+_NEXT: Final = f"{_START}assistant"
 
 
 class CalledTool(Struct, frozen=True):
@@ -162,7 +168,7 @@ def param_of(form: Form) -> str:
 def arguments_schema(tool: CalledTool) -> bytes:
     """The JSON schema of a call's arguments, with the tool's regular expression as a ``pattern``.
 
-    A schema cannot contain a Lark grammar. ``custom_inputs`` checks inputs against it afterwards.
+    A schema cannot contain a Lark grammar. ``custom_tool_inputs`` checks inputs against it afterwards.
     """
     grammar = tool.grammar
     if grammar is None or grammar.syntax != "regex":
@@ -176,14 +182,6 @@ def arguments_schema(tool: CalledTool) -> bytes:
             "additionalProperties": False,
         }
     )
-
-
-_INDEX: Final = Pattern("[0-9]{1,4}")
-_ID: Final = Pattern("[A-Za-z0-9]{9}")
-"""An id as Mistral's models write it."""
-_LEADING_ID: Final = Pattern(r"[A-Za-z0-9_\-]{1,40}")
-_START, _CHANNEL, _MESSAGE, _CONSTRAIN, _END, _, _ = HARMONY_MARKS
-_NEXT: Final = f"{_START}assistant"
 
 
 class CallShapes:

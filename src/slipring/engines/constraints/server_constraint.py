@@ -1,13 +1,11 @@
-"""Writes the constraint of an answer for servers: a structural tag, one JSON schema or one GBNF grammar.
+"""The constraint of an answer as servers take it: a structural tag, one JSON schema or one GBNF grammar.
 
-A structural tag describes calls in the format of the model, after a thought, and strict calls in text. A
-server that does not take structural tags gets a schema or a grammar of one call without marks, which only
+A structural tag describes calls in the format of the model, after a thought, and strict calls in text.
+xgrammar enforces it in vLLM and SGLang, from 0.2 on: vLLM 0.21 and SGLang 0.5.12 are the first with it. Its
+formats match text, whether or not that is control tokens of the model.
+
+A server that does not take structural tags gets a schema or a grammar of one call without marks, which only
 works for models that write calls as JSON.
-
-Writes the shape of an answer as a structural tag, which xgrammar enforces in vLLM and SGLang.
-
-xgrammar 0.2 or newer is needed: vLLM 0.21 and SGLang 0.5.12 are the first with it. Its formats match text,
-whether or not that is control tokens of the model.
 """
 
 import json
@@ -47,10 +45,20 @@ from slipring.engines.constraints.shape import (
 from slipring.prompts.parsing.output_format import JsonCalls, OutputFormat
 from slipring.protocol.tools.grammars_and_schemas import Grammar
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the sandbox's process needs none of them
     from slipring.core.generation import Job
     from slipring.engines.constraints.grammar_compiler import Compiler
     from slipring.prompts.rendering import Renderer
+
+_TagFormat = dict[str, Any]
+_NOTHING: Final = {"type": "grammar", "grammar": 'root ::= ""'}
+_ANY_TEXT: Final = {"type": "any_text"}
+_NOT_ENFORCED: Final = frozenset(
+    {"allOf", "not", "if", "uniqueItems", "contains", "multipleOf", "patternProperties", "propertyNames"}
+    | {"dependentRequired", "dependentSchemas", "unevaluatedProperties", "unevaluatedItems"}
+)
+"""Keywords of JSON schemas that some version of xgrammar ignores."""
+_MAX_TAG_BYTES: Final = 512 * 1024
 
 
 class Constraint(Struct, frozen=True):
@@ -187,49 +195,41 @@ def _embedded_schema(tool: CalledTool, path: str) -> Any:
     return json.loads(re.sub(rb'("\$ref"\s*:\s*"#/)', rb"\g<1>" + path.encode(), arguments_schema(tool)))
 
 
-_Format = dict[str, Any]
-_NOTHING: Final = {"type": "grammar", "grammar": 'root ::= ""'}
-_ANY_TEXT: Final = {"type": "any_text"}
-_NOT_ENFORCED: Final = frozenset(
-    {"allOf", "not", "if", "uniqueItems", "contains", "multipleOf", "patternProperties", "propertyNames"}
-    | {"dependentRequired", "dependentSchemas", "unevaluatedProperties", "unevaluatedItems"}
-)
-"""Keywords of JSON schemas that some version of xgrammar ignores."""
-_MAX_BYTES: Final = 512 * 1024
-
-
 def structural_tag(shape: Shape) -> str:
     """The structural tag as JSON text. Raises ``InvalidRequest`` for a strict schema that xgrammar would not
     enforce."""
-    text = json.dumps({"type": "structural_tag", "format": _format(shape)}, ensure_ascii=False)
-    if len(text.encode()) > _MAX_BYTES:
+    text = json.dumps({"type": "structural_tag", "format": _tag_format(shape)}, ensure_ascii=False)
+    if len(text.encode()) > _MAX_TAG_BYTES:
         raise InvalidRequest.at("tools", "their calls are too complex to be enforced")
     return text
 
 
-def _format(shape: Shape) -> _Format:
+def _tag_format(shape: Shape) -> _TagFormat:
     match shape:
         case Sequence(parts):
-            return {"type": "sequence", "elements": list(map(_format, parts))} if parts else _NOTHING
+            return {"type": "sequence", "elements": list(map(_tag_format, parts))} if parts else _NOTHING
         case Choice(options):
-            return {"type": "or", "elements": list(map(_format, options))}
+            return {"type": "or", "elements": list(map(_tag_format, options))}
         case Optional(inner):
-            return {"type": "optional", "content": _format(inner)}
+            return {"type": "optional", "content": _tag_format(inner)}
         case Repeated(inner, separator, most):
-            one = _format(inner)
-            more = {"type": "sequence", "elements": [_format(Mark(separator)), one]}
+            one = _tag_format(inner)
+            more = {"type": "sequence", "elements": [_tag_format(Mark(separator)), one]}
             count = {"min": 0, "max": -1 if most is None else most - 1}
             return {"type": "sequence", "elements": [one, {"type": "repeat", **count, "content": more}]}
         case TextWithCalls(triggers, loops):
-            rules = [[mark, _format(following)] for mark, following in triggers]
+            rules = [[mark, _tag_format(following)] for mark, following in triggers]
             return {"type": "dispatch", "rules": rules, "loop": loops}
         case TextOrCalls(calls):
-            return {"type": "or", "elements": [_format(calls), _regex(r"([ \t\r\n]*[^ \t\r\n{\[](.|\n)*)?")]}
+            return {
+                "type": "or",
+                "elements": [_tag_format(calls), _regex(r"([ \t\r\n]*[^ \t\r\n{\[](.|\n)*)?")],
+            }
         case _:
             return _leaf(shape)
 
 
-def _leaf(shape: Mark | Pattern | TextUntil | FreeText | Json | Input) -> _Format:
+def _leaf(shape: Mark | Pattern | TextUntil | FreeText | Json | Input) -> _TagFormat:
     match shape:
         case Mark(text):
             return {"type": "const_string", "value": text} if text else _NOTHING
@@ -240,20 +240,20 @@ def _leaf(shape: Mark | Pattern | TextUntil | FreeText | Json | Input) -> _Forma
         case FreeText():
             return _regex(r"(.|\n)*")
         case Json():
-            return {"type": "json_schema", "json_schema": _schema(shape)}
+            return {"type": "json_schema", "json_schema": _tag_schema(shape)}
         case Input(grammar):
-            return {"type": "grammar", "grammar": _grammar(grammar)}
+            return {"type": "grammar", "grammar": _tag_grammar(grammar)}
 
 
-def _regex(pattern: str) -> _Format:
+def _regex(pattern: str) -> _TagFormat:
     return {"type": "regex", "pattern": pattern}
 
 
-def _tag(begin: str, content: _Format, end: str) -> _Format:
+def _tag(begin: str, content: _TagFormat, end: str) -> _TagFormat:
     return {"type": "tag", "begin": begin, "content": content, "end": end}
 
 
-def _schema(shape: Json) -> Any:
+def _tag_schema(shape: Json) -> Any:
     schema = json.loads(shape.schema)
     if shape.strict and (ignored := _ignored_keywords(schema)):
         raise InvalidRequest.at(shape.param, f"the engine does not enforce '{min(ignored)}' of this schema")
@@ -277,8 +277,8 @@ def _ignored_keywords(schema: Any) -> set[str]:
     return found
 
 
-def _grammar(grammar: Grammar) -> str:
-    """A grammar of the text of a JSON string. If that cannot be written, ``custom_inputs`` checks it."""
+def _tag_grammar(grammar: Grammar) -> str:
+    """A grammar of the text of a JSON string. If that cannot be written, ``custom_tool_inputs`` checks it."""
     rules = gbnf_rules(grammar, "root") or gbnf_rules(ANY_STRING, "root")
     assert rules is not None
     return "\n".join([*rules, ""])

@@ -1,13 +1,10 @@
-"""Fetches models and tokenizers from a model hub into the cache that all programs of the hub's client share.
+"""Finds, fetches and checks the files of models on a hub, in the cache that all programs of its client share.
 
-That client honours ``HF_ENDPOINT``, ``HF_HOME``, ``HF_TOKEN`` and ``HF_HUB_OFFLINE``, and shows its progress
-on a terminal.
-
-Downloads a file of a model hub, and goes on where an earlier process has stopped.
-
-The hub's client goes on within one process, and removes what is unfinished at its end, because it cannot rely
-on locks to keep other processes from writing to the same file. Here the file's digest is known and checked:
-what two processes have spoilt is found and removed.
+The hub's client honours ``HF_ENDPOINT``, ``HF_HOME``, ``HF_TOKEN`` and ``HF_HUB_OFFLINE``, and shows its
+progress on a terminal. It goes on with a download within one process, and removes what is unfinished at its
+end, because it cannot rely on locks to keep other processes from writing to the same file. Here a file goes
+on where an earlier process has stopped, because its digest is known and checked: what two processes have
+spoilt is found and removed.
 """
 
 import hashlib
@@ -23,15 +20,54 @@ from msgspec import Struct
 
 from slipring.base.errors import StartupError
 from slipring.engines.hub.projectors import with_projector
-from slipring.engines.hub.quantization_and_memory import HubFile, Variant, choose, gigabytes, variants_of
+from slipring.engines.hub.quantization_and_memory import (
+    HubFile,
+    Variant,
+    choose_variant,
+    gigabytes,
+    variants_of,
+)
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedFileInfo
     from huggingface_hub.errors import HfHubHTTPError
 
+log = logging.getLogger("slipring")
+_NAME = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)(?::([\w.-]+))?")
+_TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
+    *("generation_config.json", "config.json"),
+)
+_TIMEOUT_S = 30
 _CHUNK = 1 << 20
 _UNFINISHED = ".incomplete"
 """As the client calls such files, whose command ``hf cache prune`` removes them."""
+
+
+class HubName(Struct, frozen=True):
+    """``ORG/REPO[:QUANTIZATION]``."""
+
+    repository: str
+    quantization: str = ""
+
+
+class HeldModel(Struct, frozen=True):
+    """A GGUF model in the cache."""
+
+    name: str
+    """As ``slipring serve --model`` takes it."""
+    path: str
+    size: int
+    used_at: float
+    """Unix time of the last access."""
+
+
+def hub_name(text: str) -> HubName | None:
+    """Read the name of a model on a hub; None if ``text`` is none: a path that exists, or another form."""
+    found = _NAME.fullmatch(text)
+    if found is None or text.endswith(".gguf") or Path(text).exists():
+        return None
+    return HubName(found[1], found[2] or "")
 
 
 class BlobDownload:
@@ -129,42 +165,6 @@ def sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-log = logging.getLogger("slipring")
-
-_NAME = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)(?::([\w.-]+))?")
-_TOKENIZER_FILES = (
-    *("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
-    *("generation_config.json", "config.json"),
-)
-_TIMEOUT_S = 30
-
-
-class HubName(Struct, frozen=True):
-    """``ORG/REPO[:QUANTIZATION]``."""
-
-    repository: str
-    quantization: str = ""
-
-
-class HeldModel(Struct, frozen=True):
-    """A GGUF model in the cache."""
-
-    name: str
-    """As ``slipring serve --model`` takes it."""
-    path: str
-    size: int
-    used_at: float
-    """Unix time of the last access."""
-
-
-def hub_name(text: str) -> HubName | None:
-    """Read the name of a model on a hub; None if ``text`` is none: a path that exists, or another form."""
-    found = _NAME.fullmatch(text)
-    if found is None or text.endswith(".gguf") or Path(text).exists():
-        return None
-    return HubName(found[1], found[2] or "")
-
-
 class ModelHub:
     """A hub and its cache on this machine. Blocks while it downloads."""
 
@@ -186,7 +186,7 @@ class ModelHub:
         with _failures(name.repository):
             files = self._files(name.repository)
         variants = variants_of(files)
-        variant = choose(name.repository, variants, name.quantization, memory)
+        variant = choose_variant(name.repository, variants, name.quantization, memory)
         return with_projector(variant, variants, files, memory) if sees else variant
 
     def find_tokenizer(self, repository: str) -> list[HubFile]:

@@ -1,6 +1,6 @@
-"""How much context a model can have on this machine: available memory, and the bytes that a token takes.
+"""Which quantization of a GGUF model is served, and how much context and how many slots fit the memory.
 
-The quantizations of a GGUF model that a repository offers, and which of them to serve. Does no I/O.
+Memory is what is available on this machine and in its control group. No network is used.
 """
 
 import os
@@ -12,99 +12,6 @@ from typing import Any
 from msgspec import Struct
 
 from slipring.base.errors import StartupError, suggestion
-
-_USED_SHARE = 0.85
-"""Of the memory that is available: other programs go on."""
-_MOST_SLOTS = 4
-_WIDE_CONTEXT = 65_536
-"""Tokens of context that agents rarely exceed: with more memory, there are more slots instead."""
-_ENOUGH_CONTEXT = 32_768
-"""Below this, one slot is of more use to an agent than two: a second serves its side requests."""
-_LEAST_CONTEXT = 4_096
-_STEP = 1_024
-_CELL_BYTES = 2
-"""The KV cache has 16 bits a value."""
-_MEMORY_TABLE = Path("/proc/meminfo")
-_GROUP = Path("/sys/fs/cgroup")
-
-
-class Fit(Struct, frozen=True):
-    """Slots and the tokens of each that fit the memory."""
-
-    context: int
-    slots: int
-    bytes_per_token: int
-
-    def __str__(self) -> str:
-        size = gigabytes(self.context * self.slots * self.bytes_per_token)
-        slots = "one slot" if self.slots == 1 else f"{self.slots} slots"
-        return f"{slots} of {self.context:,} tokens ({size} of KV cache)"
-
-
-def available_memory() -> int | None:
-    """Bytes that a new process can use, within the limit of its control group; None if not known."""
-    found = [size for size in (_machine_memory(), _group_memory()) if size is not None]
-    return min(found, default=None)
-
-
-def _machine_memory() -> int | None:
-    try:
-        lines = _MEMORY_TABLE.read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration):
-        pass
-    try:  # no Linux: three quarters of what the machine has
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 3 // 4
-    except (OSError, ValueError, AttributeError):
-        return None
-
-
-def _group_memory() -> int | None:
-    try:
-        limit = int((_GROUP / "memory.max").read_text())
-        return max(0, limit - int((_GROUP / "memory.current").read_text()))
-    except (OSError, ValueError):  # "max": no limit
-        return None
-
-
-def bytes_per_token(metadata: dict[str, Any]) -> int:
-    """Bytes of KV cache that a token takes, by a GGUF file's metadata; 0 if that does not tell.
-
-    Layers with a window or a state of fixed size need less, so that more fits than is used.
-    """
-    family = metadata.get("general.architecture")
-
-    def number(name: str) -> int:
-        value = metadata.get(f"{family}.{name}")
-        return value if isinstance(value, int) else 0
-
-    layers, heads = number("block_count"), number("attention.head_count")
-    in_layers = metadata.get(f"{family}.attention.head_count_kv")
-    if isinstance(in_layers, list):
-        kv_heads = sum(each for each in in_layers if isinstance(each, int))
-    else:
-        kv_heads = layers * (in_layers if isinstance(in_layers, int) else heads)
-    width = number("embedding_length") // heads if heads else 0
-    key, value = number("attention.key_length") or width, number("attention.value_length") or width
-    return kv_heads * (key + value) * _CELL_BYTES
-
-
-def fit(metadata: dict[str, Any], size: int, memory: int | None) -> Fit | None:
-    """Slots and context for a model whose file has ``size`` bytes; None if the file or the machine does not
-    tell, so that defaults apply. As wide a context as agents need comes first, then more slots."""
-    each = bytes_per_token(metadata)
-    trained = metadata.get(f"{metadata.get('general.architecture')}.context_length")
-    if not each or memory is None or not isinstance(trained, int):
-        return None
-    tokens = int((memory * _USED_SHARE - size - WORKING_BYTES) // each)
-    wide = min(trained, _WIDE_CONTEXT)
-    slots = min(_MOST_SLOTS, tokens // wide)
-    if slots >= 2:
-        return Fit(wide, slots, each)
-    slots = 2 if tokens // 2 >= min(wide, _ENOUGH_CONTEXT) else 1
-    context = tokens // slots // _STEP * _STEP
-    return Fit(min(wide, max(context, _LEAST_CONTEXT)), slots, each)
-
 
 SUFFIX = ".gguf"
 PROJECTOR = "mmproj"
@@ -135,6 +42,19 @@ _PREFERRED = (
 fast as it reads the weights from memory. Models that are offered in MXFP4 were trained with it."""
 WORKING_BYTES = 1 << 30
 """Memory that llama.cpp and slipring need beside the weights and the KV cache."""
+_USED_SHARE = 0.85
+"""Of the memory that is available: other programs go on."""
+_MOST_SLOTS = 4
+_WIDE_CONTEXT = 65_536
+"""Tokens of context that agents rarely exceed: with more memory, there are more slots instead."""
+_ENOUGH_CONTEXT = 32_768
+"""Below this, one slot is of more use to an agent than two: a second serves its side requests."""
+_LEAST_CONTEXT = 4_096
+_CONTEXT_STEP = 1_024
+_CELL_BYTES = 2
+"""The KV cache has 16 bits a value."""
+_MEMORY_TABLE = Path("/proc/meminfo")
+_GROUP = Path("/sys/fs/cgroup")
 
 
 class HubFile(Struct, frozen=True):
@@ -182,11 +102,6 @@ class Variant(Struct, frozen=True):
         return named if self.projector is None else f"{named} with {self.projector}"
 
 
-def gigabytes(size: int) -> str:
-    """``4.7 GB``: units of a thousand, as hubs use them."""
-    return f"{size / 1e9:.1f} GB" if size >= 5e7 else f"{size / 1e6:.1f} MB"
-
-
 def variants_of(files: Iterable[HubFile]) -> list[Variant]:
     """The variants among the files of a repository, smallest first. One of which a part is missing is left
     out."""
@@ -209,6 +124,39 @@ def variants_of(files: Iterable[HubFile]) -> list[Variant]:
     return sorted(whole, key=lambda variant: (variant.size, variant.label))
 
 
+def choose_variant(repository: str, variants: Sequence[Variant], wanted: str, memory: int | None) -> Variant:
+    """The variant to serve: the ``wanted`` one, else the first preferred one that fits ``memory``, else the
+    largest that fits. Raises ``StartupError``. ``memory``: in bytes; None: not known, everything fits."""
+    if not variants:
+        raise StartupError(
+            f"{repository} has no GGUF file; many models have a second repository with them, often called"
+            f" {repository.rpartition('/')[2].removesuffix('-GGUF')}-GGUF"
+        )
+    if wanted:
+        return _variant_named(repository, variants, wanted)
+    fitting = [variant for variant in variants if memory is None or variant.needed <= memory]
+    if not fitting:
+        least = variants[0]
+        raise StartupError(
+            f"{repository}: the smallest of its files, {least}, needs {gigabytes(least.needed)} of memory;"
+            f" {gigabytes(memory or 0)} are available ({repository}:{least.label} loads it all the same)"
+        )
+    by_name = {variant.quantization: variant for variant in reversed(fitting)}
+    return next((by_name[name] for name in _PREFERRED if name in by_name), fitting[-1])
+
+
+def _variant_named(repository: str, variants: Sequence[Variant], wanted: str) -> Variant:
+    for variant in variants:
+        stem = variant.files[0].path.rpartition("/")[2].lower()
+        if wanted.lower() in (variant.quantization.lower(), stem, stem.removesuffix(SUFFIX)):
+            return variant
+    labels = [variant.label for variant in variants]
+    raise StartupError(
+        f"{repository} has no quantization {wanted}{suggestion(wanted.upper(), labels)}; it has"
+        f" {', '.join(map(str, variants))}"
+    )
+
+
 def model_name(path: str) -> str:
     """The name of a model's file up to its quantization, without its part."""
     name = path.rpartition("/")[2]
@@ -224,34 +172,84 @@ def quantization_of(path: str) -> str:
     return found[-1].upper() if found else ""
 
 
-def choose(repository: str, variants: Sequence[Variant], wanted: str, memory: int | None) -> Variant:
-    """The variant to serve: the ``wanted`` one, else the first preferred one that fits ``memory``, else the
-    largest that fits. Raises ``StartupError``. ``memory``: in bytes; None: not known, everything fits."""
-    if not variants:
-        raise StartupError(
-            f"{repository} has no GGUF file; many models have a second repository with them, often called"
-            f" {repository.rpartition('/')[2].removesuffix('-GGUF')}-GGUF"
-        )
-    if wanted:
-        return _named(repository, variants, wanted)
-    fitting = [variant for variant in variants if memory is None or variant.needed <= memory]
-    if not fitting:
-        least = variants[0]
-        raise StartupError(
-            f"{repository}: the smallest of its files, {least}, needs {gigabytes(least.needed)} of memory;"
-            f" {gigabytes(memory or 0)} are available ({repository}:{least.label} loads it all the same)"
-        )
-    by_name = {variant.quantization: variant for variant in reversed(fitting)}
-    return next((by_name[name] for name in _PREFERRED if name in by_name), fitting[-1])
+class Fit(Struct, frozen=True):
+    """Slots and the tokens of each that fit the memory."""
+
+    context: int
+    slots: int
+    bytes_per_token: int
+
+    def __str__(self) -> str:
+        size = gigabytes(self.context * self.slots * self.bytes_per_token)
+        slots = "one slot" if self.slots == 1 else f"{self.slots} slots"
+        return f"{slots} of {self.context:,} tokens ({size} of KV cache)"
 
 
-def _named(repository: str, variants: Sequence[Variant], wanted: str) -> Variant:
-    for variant in variants:
-        stem = variant.files[0].path.rpartition("/")[2].lower()
-        if wanted.lower() in (variant.quantization.lower(), stem, stem.removesuffix(SUFFIX)):
-            return variant
-    labels = [variant.label for variant in variants]
-    raise StartupError(
-        f"{repository} has no quantization {wanted}{suggestion(wanted.upper(), labels)}; it has"
-        f" {', '.join(map(str, variants))}"
-    )
+def fit(metadata: dict[str, Any], size: int, memory: int | None) -> Fit | None:
+    """Slots and context for a model whose file has ``size`` bytes; None if the file or the machine does not
+    tell, so that defaults apply. As wide a context as agents need comes first, then more slots."""
+    each = bytes_per_token(metadata)
+    trained = metadata.get(f"{metadata.get('general.architecture')}.context_length")
+    if not each or memory is None or not isinstance(trained, int):
+        return None
+    tokens = int((memory * _USED_SHARE - size - WORKING_BYTES) // each)
+    wide = min(trained, _WIDE_CONTEXT)
+    slots = min(_MOST_SLOTS, tokens // wide)
+    if slots >= 2:
+        return Fit(wide, slots, each)
+    slots = 2 if tokens // 2 >= min(wide, _ENOUGH_CONTEXT) else 1
+    context = tokens // slots // _CONTEXT_STEP * _CONTEXT_STEP
+    return Fit(min(wide, max(context, _LEAST_CONTEXT)), slots, each)
+
+
+def bytes_per_token(metadata: dict[str, Any]) -> int:
+    """Bytes of KV cache that a token takes, by a GGUF file's metadata; 0 if that does not tell.
+
+    Layers with a window or a state of fixed size need less, so that more fits than is used.
+    """
+    family = metadata.get("general.architecture")
+
+    def number(name: str) -> int:
+        value = metadata.get(f"{family}.{name}")
+        return value if isinstance(value, int) else 0
+
+    layers, heads = number("block_count"), number("attention.head_count")
+    in_layers = metadata.get(f"{family}.attention.head_count_kv")
+    if isinstance(in_layers, list):
+        kv_heads = sum(each for each in in_layers if isinstance(each, int))
+    else:
+        kv_heads = layers * (in_layers if isinstance(in_layers, int) else heads)
+    width = number("embedding_length") // heads if heads else 0
+    key, value = number("attention.key_length") or width, number("attention.value_length") or width
+    return kv_heads * (key + value) * _CELL_BYTES
+
+
+def available_memory() -> int | None:
+    """Bytes that a new process can use, within the limit of its control group; None if not known."""
+    found = [size for size in (_machine_memory(), _group_memory()) if size is not None]
+    return min(found, default=None)
+
+
+def _machine_memory() -> int | None:
+    try:
+        lines = _MEMORY_TABLE.read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        pass
+    try:  # no Linux: three quarters of what the machine has
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 3 // 4
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+def _group_memory() -> int | None:
+    try:
+        limit = int((_GROUP / "memory.max").read_text())
+        return max(0, limit - int((_GROUP / "memory.current").read_text()))
+    except (OSError, ValueError):  # "max": no limit
+        return None
+
+
+def gigabytes(size: int) -> str:
+    """``4.7 GB``: units of a thousand, as hubs use them."""
+    return f"{size / 1e9:.1f} GB" if size >= 5e7 else f"{size / 1e6:.1f} MB"

@@ -1,5 +1,4 @@
-"""A client for llama-server's native API: completions by token ids, slots as files, its model, and its
-tokenizer for vocabularies that slipring cannot build."""
+"""A client for llama-server's native API: completions by token ids, slots as files, and what it serves."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -24,7 +24,7 @@ from slipring.engines.llama import served_model
 from slipring.engines.llama.answer import LlamaAnswer, LlamaReader, PrefillReader
 from slipring.engines.llama.api import Api, completion_body
 from slipring.engines.llama.options import LlamaOptions, read_options
-from slipring.engines.llama.pictures import RESENT, PicturedText, pictured_prompt
+from slipring.engines.llama.pictures import PICTURE_TYPES, RESENT, PicturedText, prompt_of
 from slipring.engines.llama.slots_and_saved_contexts import SavedContexts, SlotRequest, Slots, common_tokens
 from slipring.engines.llama.worker_shares import EmbeddedOwner
 from slipring.engines.remote.streamed_answer import CutOff
@@ -32,7 +32,6 @@ from slipring.engines.scheduling.job_queue import JobQueue
 from slipring.engines.tokens.job_rendering import (
     accepted,
     count,
-    data_urls,
     foresee,
     position_of,
     prefetch,
@@ -40,15 +39,6 @@ from slipring.engines.tokens.job_rendering import (
 )
 from slipring.observation import live_messages
 from slipring.prompts.rendering import Rendered, Rendering
-from slipring.protocol.items.item_pictures import (
-    BadPicture,
-    MediaType,
-    base64_of,
-    image_count,
-    image_parts,
-    images_of,
-)
-from slipring.protocol.items.items import Item
 
 log = logging.getLogger("slipring")
 
@@ -60,8 +50,6 @@ batches."""
 _PREFILL_STEPS = 64
 """Steps of a long context at most: every step sends all ids."""
 _LEAST_PREFILL_TOKENS = 16
-_PICTURE_TYPES: tuple[MediaType, ...] = ("image/png", "image/jpeg", "image/gif")
-"""What llama.cpp decodes."""
 
 
 class LlamaEngine(Engine):
@@ -108,7 +96,7 @@ class LlamaEngine(Engine):
             logprobs=not self.options.spec,
             images=model.sees,
             image_roles=model.renderer.image_roles,
-            picture_types=_PICTURE_TYPES,
+            picture_types=PICTURE_TYPES,
             biased_ids=model.renderer.vocabulary.size or ANY_ID,
         )
         self._models = [
@@ -172,7 +160,7 @@ class LlamaEngine(Engine):
             self._refuse_second_tenant(job.tenant)
         self._queue.require_room(job.tenant)
         if self.model.sees:
-            await self._refuse_undecodable(job)
+            await self._pictured.refuse_undecodable(job, partial(self._in_thread, job))
         rendering = await render(job, self.renderer, self.model.context, self.tokenizing)
         constraint = await self._constraint(job, rendering)
         async with self._summaries if job.is_summary else nullcontext():
@@ -184,20 +172,6 @@ class LlamaEngine(Engine):
                 last = await self._answer(job, rendering, constraint, emit)
         # After slot and ticket are given back: a slow reader must not hold up other jobs.
         await deliver(emit, last)
-
-    async def _refuse_undecodable(self, job: Job) -> None:
-        """Refuse a new picture that llama.cpp cannot decode, before the response is created."""
-        new = [(index, item) for index, item in enumerate(job.input) if image_count(item)]
-        if not new:
-            return
-        data = await self._in_thread(job, _base64_in, [item for _, item in new])
-        broken = await self._pictured.undecodable(data)
-        if broken is not None:
-            places = [(index, item, image.place) for index, item in new for image in images_of(item)]
-            index, item, place = places[broken]
-            raise BadPicture("cannot be decoded by the model's server", "image_parse_error", place).placed(
-                item, index
-            )
 
     async def _in_thread(self, job: Job, work: Callable[..., T], *arguments: object) -> T:
         """Do work that takes time in proportion to pictures."""
@@ -303,7 +277,7 @@ class LlamaEngine(Engine):
         """A context with pictures as llama.cpp takes it."""
         work = partial(self._pictured.write, sent.ids())
         text = await self.tokenizing.run(job.tenant, work, is_local=self.renderer.vocabulary.is_local)
-        return await self._in_thread(job, _pictured_prompt, job, sent, text)
+        return await self._in_thread(job, prompt_of, job, sent, text)
 
     async def _constraint(self, job: Job, rendering: Rendering) -> dict[str, object]:
         """The field of the request that constrains the answer; empty if it is unconstrained."""
@@ -315,14 +289,3 @@ class LlamaEngine(Engine):
             return {"grammar": grammar} if grammar is not None else {}
         constraint = await constraint_of(job, self.renderer, self.compiler, grammars=False)
         return {"json_schema": Raw(constraint.text)} if constraint is not None else {}
-
-
-def _base64_in(items: Sequence[Item]) -> list[str]:
-    """The data of the pictures in items."""
-    return [base64_of(part.image_url or "") for item in items for _, part in image_parts(item)]
-
-
-def _pictured_prompt(job: Job, sent: Rendered, text: str) -> bytes:
-    digests = sent.digests()
-    urls = data_urls(job, digests)
-    return pictured_prompt(text, [base64_of(urls[digest]) for digest in digests])

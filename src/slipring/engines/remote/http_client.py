@@ -1,13 +1,11 @@
-"""The HTTP client of all engines: queries and streams of one server.
+"""The HTTP client of all engines: queries and streams of one server, and the connections that they use.
 
-It raises the failures of ``http_failures``.
-
-The connections to one host: made directly or through a proxy, and kept for the next request.
+Connections are made directly or through a proxy, and kept for the next request. Redirects are followed to the
+same host only. Answers and errors are read up to a size. Failures are those of ``http_connection``.
 """
 
 import asyncio
 import concurrent.futures
-import contextlib
 import socket
 import ssl
 import threading
@@ -47,6 +45,21 @@ _IDLE_S = 15.0
 _STAGGER_S = 0.25
 """After so long without a connection, the next address of the host is tried as well."""
 _PORTS = {"http": 80, "https": 443}
+_BLOCK = 100_000
+"""Bytes per write: large enough for few writes, small enough for allocators to reuse."""
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_MOST_REDIRECTS = 5
+_FAILING = 400
+_LONGEST_ANSWER = 256 * 2**20
+"""Bytes of a JSON answer that are read."""
+_LONGEST_ERROR = 2**16
+"""Bytes of an error's body that are read: enough for any message."""
+_LAST_BYTES_S = 1.0
+_ERROR_BODY_S = 5.0
+_QUERY_TIMEOUT_S = 30.0
+_MOST_ADDRESSES = 16
+Answered = Callable[[Mapping[str, str]], None]
+"""Called with the headers of an answer, whose names are in lower case."""
 
 
 class ConnectionPool:
@@ -249,23 +262,6 @@ def _host_header(target: SplitResult) -> str:
 @lru_cache(maxsize=1)
 def _tls_context() -> ssl.SSLContext:
     return ssl.create_default_context()
-
-
-Answered = Callable[[Mapping[str, str]], None]
-"""Called with the headers of an answer, whose names are in lower case."""
-_BLOCK = 100_000
-"""Bytes per write: large enough for few writes, small enough for allocators to reuse."""
-_REDIRECTS = frozenset({301, 302, 303, 307, 308})
-_MOST_REDIRECTS = 5
-_FAILING = 400
-_LONGEST_ANSWER = 256 * 2**20
-"""Bytes of a JSON answer that are read."""
-_LONGEST_ERROR = 2**16
-"""Bytes of an error's body that are read: enough for any message."""
-_LAST_BYTES_S = 1.0
-_ERROR_BODY_S = 5.0
-_QUERY_TIMEOUT_S = 30.0
-_MOST_ADDRESSES = 16
 
 
 def spliced(opening: bytes, items: Iterable[bytes], closing: bytes) -> list[bytes]:
@@ -543,7 +539,7 @@ class HttpClient:
 
 async def _read_last(answer: Answer) -> None:
     # However the connection ends now, the answer is complete.
-    with contextlib.suppress(*FAILURES):
+    with suppress(*FAILURES):
         async with asyncio.timeout(_LAST_BYTES_S):
             while await answer.read():
                 pass
@@ -553,7 +549,7 @@ async def _bad_status(answer: Answer) -> BadStatus:
     """The failure of an answer that is no success, with the beginning of its body."""
     try:
         body = b""
-        with contextlib.suppress(*FAILURES, TimeoutError):  # the status alone says enough
+        with suppress(*FAILURES, TimeoutError):  # the status alone says enough
             async with asyncio.timeout(_ERROR_BODY_S):
                 while len(body) < _LONGEST_ERROR and (piece := await answer.read()):
                     body += piece
@@ -620,7 +616,7 @@ def _redirect_target(url: str, location: str) -> str:
 
 def _origin(url: str) -> tuple[str, str | None, int | None]:
     parts = urlsplit(url)
-    return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+    return parts.scheme, parts.hostname, parts.port or _PORTS.get(parts.scheme)
 
 
 def _redirect_guard() -> aiohttp.TraceConfig:

@@ -1,4 +1,4 @@
-"""HTTP/1.1 to the servers of engines: connections that give the bytes of an answer as they come.
+"""HTTP/1.1 to the servers of engines: the bytes of an answer as they come, and how a request can fail.
 
 A stream of tokens is one chunk of HTTP after the other, each in a read of its own. Here the read itself calls
 the function that takes the bytes (``EventStream``). The clients of libraries resume a task for each read:
@@ -10,7 +10,7 @@ bodies without a length would still have to be bounded and written here.
 Answers that one server sends another are read with bounds: the head, the lengths and the chunks of a body.
 Bodies are never decoded: requests accept no encoding.
 
-What can go wrong with a request to the server of an engine. Callers translate it for operators or API
+A request that gets no usable answer raises an ``HttpFailure``, which callers translate for operators or
 clients.
 """
 
@@ -27,6 +27,26 @@ from typing import Protocol, cast
 
 from slipring.base.connection_failures import reason
 from slipring.engines.remote.streamed_answer import Consumer, Patience, Silence, raise_fault
+
+_MOST_AT_ONCE = 2**20
+"""Bytes of a request that is written at once. A longer one waits for the server to read it."""
+_MOST_UNREAD = 2**16
+"""Bytes of a body after which no more is read from the socket until they are taken."""
+_LONGEST_HEAD = 2**16
+_LONGEST_LINE = 2**10
+"""Bytes of the line before a chunk, and of a line behind the last one."""
+LONGEST_EVENT = 64 * 2**20
+_STATUS = re.compile(rb"HTTP/1\.([01]) ([1-9]\d\d)(?:[ \r]|$)")
+_USUAL_LENGTH = 10
+"""Bytes of the line before a chunk of less than 4 GiB."""
+_CHUNK = re.compile(rb"([0-9a-fA-F]{1,12})[ \t]*(?:;[^\r\n]*)?\r\n")
+_NO_BODY = frozenset({204, 304})
+_COMPRESSED = frozenset({"gzip", "x-gzip", "deflate", "br", "zstd", "compress"})
+_SWITCHING, _FINAL = 101, 200
+_DONE = b"[DONE]"
+BOM = b"\xef\xbb\xbf"
+_PAYLOAD = re.compile(rb"^(?:(?:data|error):|(?={))(.*)", re.MULTILINE)
+"""The data of events, and errors that servers write as a field of its own, or as a bare line of JSON."""
 
 
 class HttpFailure(Exception):
@@ -81,27 +101,6 @@ def failure_of(error: Exception) -> HttpFailure:
     if isinstance(error, TimeoutError):
         return TimedOut("timed out")
     return Unreachable(reason(error))
-
-
-_MOST_AT_ONCE = 2**20
-"""Bytes of a request that is written at once. A longer one waits for the server to read it."""
-_MOST_UNREAD = 2**16
-"""Bytes of a body after which no more is read from the socket until they are taken."""
-_LONGEST_HEAD = 2**16
-_LONGEST_LINE = 2**10
-"""Bytes of the line before a chunk, and of a line behind the last one."""
-LONGEST_EVENT = 64 * 2**20
-_STATUS = re.compile(rb"HTTP/1\.([01]) ([1-9]\d\d)(?:[ \r]|$)")
-_USUAL_LENGTH = 10
-"""Bytes of the line before a chunk of less than 4 GiB."""
-_CHUNK = re.compile(rb"([0-9a-fA-F]{1,12})[ \t]*(?:;[^\r\n]*)?\r\n")
-_NO_BODY = frozenset({204, 304})
-_COMPRESSED = frozenset({"gzip", "x-gzip", "deflate", "br", "zstd", "compress"})
-_SWITCHING, _FINAL = 101, 200
-_DONE = b"[DONE]"
-BOM = b"\xef\xbb\xbf"
-_PAYLOAD = re.compile(rb"^(?:(?:data|error):|(?={))(.*)", re.MULTILINE)
-"""The data of events, and errors that servers write as a field of its own, or as a bare line of JSON."""
 
 
 class Answer:

@@ -1,6 +1,7 @@
-"""Keys and headers by which routers keep a chain on one replica, and salts that separate tenants.
+"""What keeps a chain on one replica behind a router, and which replica has answered.
 
-Which replica behind a router has answered: by a header of the plugin or of the router.
+Routers keep chains on a replica by keys in headers; salts separate tenants in its cache. An answer names its
+replica in a header of slipring's plugin or of the router.
 """
 
 import hmac
@@ -13,22 +14,21 @@ from typing import NamedTuple
 from slipring.core.generation import Job
 
 _SECRET = os.environ.get("SLIPRING_AFFINITY_SECRET", "").encode() or secrets.token_bytes(32)
-
-
 _KEYED = hmac.new(_SECRET, digestmod="sha256")
 """To be copied: making one takes several times as long."""
-
-
 DYNAMO_SESSION = "x-dynamo-session-id"
 """The header by which Dynamo knows branches of a chain. The others keep a chain together with its forks."""
-
-
 _DYNAMO_PARENT = "x-dynamo-parent-session-id"
-USUAL_HEADERS = ("x-session-id", "x-smg-routing-key", DYNAMO_SESSION)
-
-
+USUAL_AFFINITY_HEADERS = ("x-session-id", "x-smg-routing-key", DYNAMO_SESSION)
 DYNAMO_FINAL = "x-dynamo-session-final"
 """On a request of its own: its branch has ended."""
+REPLICA_HEADER = "x-slipring-replica"
+"""What slipring's plugin for vLLM adds to all answers: the name of the replica, and the tokens that its KV
+cache holds, as in ``3f9a;kv_tokens=75000``."""
+_SMG_REPLICA_HEADER = "x-smg-routed-worker-id"
+REPLICA_HEADERS = f"{REPLICA_HEADER};{_SMG_REPLICA_HEADER}"
+_KV_TOKENS = "kv_tokens="
+_LONGEST_NAME = 256
 
 
 def affinity_key(job: Job) -> str:
@@ -69,23 +69,6 @@ def _keyed_hash(text: str) -> str:
     return keyed.hexdigest()[:32]
 
 
-HEADER = "x-slipring-replica"
-"""What slipring's plugin for vLLM adds to all answers: the name of the replica, and the tokens that its KV
-cache holds, as in ``3f9a;kv_tokens=75000``."""
-
-
-_SMG = "x-smg-routed-worker-id"
-
-
-DEFAULT_HEADERS = f"{HEADER};{_SMG}"
-
-
-_KV_TOKENS = "kv_tokens="
-
-
-_LONGEST_NAME = 256
-
-
 class Replica(NamedTuple):
     """A replica, and how many tokens its KV cache holds, if it says so."""
 
@@ -93,7 +76,7 @@ class Replica(NamedTuple):
     kv_tokens: int | None
 
 
-def read_names(option: str) -> list[str]:
+def read_header_names(option: str) -> list[str]:
     """The headers that an option lists, in lower case."""
     return [name.strip().lower() for name in option.split(";") if name.strip()]
 

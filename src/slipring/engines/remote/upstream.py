@@ -16,7 +16,7 @@ from slipring.engines.addresses_and_options import option
 from slipring.engines.base import Engine
 from slipring.engines.remote.http_client import Answered, HttpClient
 from slipring.engines.remote.http_connection import HttpFailure
-from slipring.engines.remote.replica_affinity import USUAL_HEADERS, affinity_headers
+from slipring.engines.remote.replica_affinity import USUAL_AFFINITY_HEADERS, affinity_headers
 from slipring.engines.remote.retries_and_breaker import Admission, AdmissionPolicy
 from slipring.engines.remote.server_key import key_headers
 from slipring.engines.remote.streamed_answer import Consumer, Patience
@@ -37,7 +37,7 @@ class UpstreamOptions(AdmissionPolicy):
         "", "the header that carries the key, as `api-key` for Azure; empty: `Authorization: Bearer`"
     )
     affinity: str = option(
-        ";".join(USUAL_HEADERS),
+        ";".join(USUAL_AFFINITY_HEADERS),
         "headers, separated by `;`, that carry the same key on all turns of a chain",
     )
 

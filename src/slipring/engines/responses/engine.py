@@ -38,7 +38,7 @@ from slipring.engines.responses.options import ResponsesOptions, read_options
 from slipring.engines.responses.positions import KeptStep, Position, PositionCodec, earlier_step, position_of
 from slipring.engines.responses.reported_errors import ContextLost, LanesUnsupported
 from slipring.engines.responses.request_body import count_body, create_body
-from slipring.engines.responses.sockets import MOST_FRAME_BYTES, PATH, Pool, Route
+from slipring.engines.responses.sockets import MOST_FRAME_BYTES, PATH, Route, SocketPool
 
 log = logging.getLogger("slipring")
 
@@ -72,7 +72,7 @@ class ResponsesEngine(RemoteEngine):
         self._counts = True
         """Whether the upstream may have an endpoint for counts."""
         self._upstream = Upstream("responses", options)
-        self._pool = Pool(self._upstream, options)
+        self._pool = SocketPool(self._upstream, options)
         self._admission = Admission("the Responses server", options, self._probe)
         if options.chain or options.reasoning == "encrypted":
             self.positions = PositionCodec(self, options)

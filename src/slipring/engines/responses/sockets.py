@@ -1,22 +1,19 @@
-"""WebSockets to an upstream, each of one tenant, kept while their responses may be continued.
+"""WebSockets to an upstream: when one is opened, shared, closed, or not used, and the lanes on each.
 
 An upstream keeps a response for the socket that made it, and guarantees only the latest response of each
 lane. So a continuation is sent on its parent's socket: on the parent's lane if the parent is the latest
 there, else on another lane. A lane is reused once no position refers to its latest response any more.
 
+A socket is opened for one chain and its forks, so that its affinity headers are right. When none of their
+responses can be continued any more, another chain of the same tenant may use it. A tenant with many sockets
+has further chains share them. Tenants share none. A socket is closed when no response on it can be continued,
+when it has been idle for long, when it is old, or when the pool is full and another is needed. Where the
+upstream takes no WebSocket, the pool has requests posted instead.
+
 One task reads a socket, decodes each event and queues it in its lane. The reader of the lane is given all
 events that have come with one read of the socket together. While a client does not keep up, events stay in
 the queue. The task waits while a queue is full, so that the upstream is slowed down to the slowest reader of
 the socket.
-
-The pool of WebSockets to one upstream: opens, bounds and closes them, and says when to post instead.
-
-A socket is opened for one chain and its forks, so that its affinity headers are right. When none of their
-responses can be continued any more, another chain of the same tenant may use it. A tenant with many sockets
-has further chains share them. Tenants share none.
-
-A socket is closed when no response on it can be continued, when it has been idle for long, when it is old, or
-when the pool is full and another is needed.
 """
 
 import asyncio
@@ -44,13 +41,25 @@ from slipring.engines.responses.events import TERMINAL, Event, decode_event
 from slipring.engines.responses.options import ResponsesOptions
 from slipring.engines.responses.reported_errors import ContextLost, LanesUnsupported
 
+PATH = "/responses"
+_BETA = {"OpenAI-Beta": "responses_websockets=2026-02-06"}
 MOST_FRAME_BYTES = 16 * 2**20
 """The longest message that upstreams accept."""
+_LONGEST_MESSAGE = 64 * 2**20
 _CLOSE_S = 4.0
 """How long closing a socket may take, with the wait for the upstream's part of it."""
+_CLOSE_FRAME_S = 2.0
 _MOST_UNREAD = 32
 _MOST_LANES = 32
 _MOST_IN_FLIGHT = 16
+_OWN_SOCKETS = 16
+"""A tenant with this many sockets has new chains share them, if the upstream supports lanes."""
+_SILENCE_S = 20.0
+_TICK_S = 1.0
+_POSTS_S = 60.0
+"""How long requests are posted after an upgrade that was not answered."""
+_FAILING = frozenset({401, 408, 425, 429})
+"""Statuses of a refused upgrade that do not mean that the upstream has no WebSockets."""
 
 
 class Lane:
@@ -397,20 +406,6 @@ def _ignore_failure(task: asyncio.Task[None]) -> None:
         task.exception()
 
 
-PATH = "/responses"
-_BETA = {"OpenAI-Beta": "responses_websockets=2026-02-06"}
-_LONGEST_MESSAGE = 64 * 2**20
-_SILENCE_S = 20.0
-_TICK_S = 1.0
-_CLOSE_FRAME_S = 2.0
-_OWN_SOCKETS = 16
-"""A tenant with this many sockets has new chains share them, if the upstream supports lanes."""
-_POSTS_S = 60.0
-"""How long requests are posted after an upgrade that was not answered."""
-_FAILING = frozenset({401, 408, 425, 429})
-"""Statuses of a refused upgrade that do not mean that the upstream has no WebSockets."""
-
-
 @dataclass(frozen=True, slots=True)
 class Route:
     """A socket and the lane on it that was taken for a job."""
@@ -430,7 +425,7 @@ class Continuable(Protocol):
     def lane(self) -> Lane | None: ...
 
 
-class Pool:
+class SocketPool:
     """All sockets to one upstream."""
 
     def __init__(self, upstream: Upstream, options: ResponsesOptions) -> None:

@@ -1,1 +1,1 @@
-"""Which loops of agents keep their context in an engine's KV cache, and whose turn runs next. Pure."""
+"""Which jobs and which loops of agents run next, and which wait for a place, a replica or the KV cache."""

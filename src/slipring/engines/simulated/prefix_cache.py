@@ -1,14 +1,19 @@
-"""Token counts of contexts, and the prefix cache over them, for the engine without a vocabulary.
+"""Token counts of contexts, and the prefix caches of the simulated engine, of items or of blocks of tokens.
 
-Like a real engine it works on a rendering of the items, so a history that a client sends again in full has
-the same prefix as one that is continued by id. The tally of a finished response is its position: a
-continuation counts only its new items, unless the head changed.
+Like a real engine, the one without a vocabulary works on a rendering of the items, so a history that a client
+sends again in full has the same prefix as one that is continued by id. The tally of a finished response is
+its position: a continuation counts only its new items, unless the head changed.
+
+With a vocabulary the cache has blocks, like that of engines with a paged KV cache: each block's digest covers
+all tokens up to its end, so that a history that is sent again in full finds the blocks of a chain, and vice
+versa.
 """
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -16,7 +21,6 @@ from slipring.core.chain.head import Head
 from slipring.core.generation import CallArguments, CallStarted, Delta, Job, RefusalText, Text
 from slipring.core.token_estimates import estimated_picture_tokens
 from slipring.engines.simulated.context_digest import Trace
-from slipring.prompts.rendering import EncodedIds
 from slipring.protocol.items.item_pictures import pictures
 from slipring.protocol.items.items import (
     CallOutput,
@@ -27,10 +31,16 @@ from slipring.protocol.items.items import (
     plain_text,
 )
 
+if TYPE_CHECKING:
+    from slipring.prompts.rendering import EncodedIds
+
 _BYTES_PER_TOKEN = 4
 _TOKENS_PER_ITEM = 4
 _MAX_PREFIXES = 16_384
 _POSITION_BYTES = 200
+BLOCK_TOKENS = 32
+_BLOCK_BYTES = 4 * BLOCK_TOKENS
+_MAX_BLOCKS = 262_144
 
 
 class Tally(Struct, frozen=True):
@@ -218,13 +228,6 @@ def _render_deltas(deltas: Iterable[Delta]) -> list[str]:
     return ["".join(pieces) for pieces in items]
 
 
-BLOCK_TOKENS = 32
-
-_BLOCK_BYTES = 4 * BLOCK_TOKENS
-
-_MAX_BLOCKS = 262_144
-
-
 class Blocks(Struct, frozen=True):
     """A context in blocks: the digest of the last whole block, and the ids after it."""
 
@@ -246,7 +249,7 @@ class BlockCache:
         cache what another has sent."""
         return Blocks(blake2b(tenant.encode(), digest_size=16).digest())
 
-    def read(self, before: Blocks, steps: Iterable[EncodedIds]) -> tuple[Blocks, int]:
+    def read(self, before: Blocks, steps: "Iterable[EncodedIds]") -> tuple[Blocks, int]:
         """Append steps to a context. Returns the longer context, and how many tokens from its beginning were
         cached already."""
         seen = self._seen

@@ -1,14 +1,9 @@
 """The simulated engine with a vocabulary: everything but the decoding is real.
 
 Contexts are rendered, tokenized, continued and counted as for engines that take token ids. Planned answers
-are encoded as ids and emitted one id at a time. The prefix cache has blocks, like that of engines with a
-paged KV cache: each block's digest covers all tokens up to its end, so that a history that is sent again in
-full finds the blocks of a chain, and vice versa.
-
-Writes planned answers as token ids, as a model with the same vocabulary would.
-
-Text and calls are encoded exactly as the renderer encodes them in a history, so that a history that is sent
-again in full has the same ids as the chain.
+are encoded as ids, as a model with the same vocabulary would write them, and emitted one id at a time. Text
+and calls are encoded exactly as the renderer encodes them in a history, so that a history that is sent again
+in full has the same ids as the chain.
 """
 
 import asyncio
@@ -41,6 +36,9 @@ from slipring.prompts.tool_definitions import flat_name
 from slipring.protocol import wire
 from slipring.protocol.items.items import Item
 from slipring.protocol.tools.toolset import CallableTool
+
+_PACKAGED = "smollm2"
+_OUTPUT_TYPES = frozenset({"function_call_output", "custom_tool_call_output", "tool_search_output"})
 
 
 class Wording:
@@ -108,10 +106,6 @@ class Wording:
 
     def _encode(self, pieces: Iterable[AnswerPiece]) -> list[int]:
         return piece_ids(pieces, self._renderer.vocabulary, self._finder)
-
-
-_PACKAGED = "smollm2"
-_OUTPUT_TYPES = frozenset({"function_call_output", "custom_tool_call_output", "tool_search_output"})
 
 
 class Known(Rendered, frozen=True, eq=False):

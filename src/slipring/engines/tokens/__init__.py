@@ -1,1 +1,1 @@
-"""Shared parts of engines that send token ids to their backend, and threads that tokenize."""
+"""Engines that exchange token ids with their server: vLLM, SGLang, and the parts that llama shares."""

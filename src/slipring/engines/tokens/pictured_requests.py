@@ -1,11 +1,17 @@
-"""Which picture of a turn a server refuses: servers refuse the request, and do not say which one they mean.
+"""Requests with pictures: how they are sent, and which picture a server refuses.
 
-Where more than one picture is new, the server is asked about half of them, and half of those, until one is
-left: eight requests for the most pictures that a request may have, and none for turns that do not fail.
+Such a request takes long to write, so it is written in a thread, and pictures that the server should know are
+only named. A server that refuses a picture refuses the request, and does not say which picture it means.
+Where more than one is new, it is asked about half of them, and half of those, until one is left: eight
+requests for the most pictures that a request may have, and none for turns that do not fail. Servers are tried
+with a picture that every decoder takes.
 """
 
 import asyncio
+import base64
 import re
+import struct
+import zlib
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -13,70 +19,18 @@ from typing import Any, NamedTuple
 
 from slipring.base.errors import InvalidRequest, ServerError
 from slipring.core.generation import Emit, Job
-from slipring.engines.grey_square import grey_square_url
 from slipring.engines.tokens.job_exchange import JobExchange, Request, Send, Write
 from slipring.engines.tokens.token_answer import TokenAnswer
 from slipring.protocol.items.item_pictures import image_param, image_parts, images_of, is_data, plain_url
 from slipring.protocol.items.items import in_context
 
-_ABOUT_PICTURES = re.compile(r"\bimage|multi-?modal|\bPIL\b", re.IGNORECASE)
-
-
-class NewPicture(NamedTuple):
-    param: str
-    url: str
-    """With its data."""
-
-
-Refuses = Callable[[Sequence[str]], Awaitable[bool]]
-"""Whether a server refuses a message with these pictures."""
-
-
-def may_be_refused_for_pictures(error: InvalidRequest) -> bool:
-    """Whether a server's refusal may be about a picture, by its words."""
-    return error.param is None and _ABOUT_PICTURES.search(error.message) is not None
-
-
-def new_pictures(job: Job) -> list[NewPicture]:
-    """The pictures in the new items of a job; none if the data of one is not known, because it may be the one
-    that is refused. Decodes the items: not for the event loop."""
-    found = []
-    for index, item in enumerate(job.input):
-        if not (images := images_of(item)):
-            continue
-        shown, *_ = in_context((item,))  # images that were fetched have their data there
-        if len(images_of(shown)) != len(images):  # pages of documents stand there, too
-            shown = item
-        for image, (_, part) in zip(images, image_parts(shown), strict=True):
-            if part.image_url is None or not is_data(part.image_url):
-                return []
-            found.append(NewPicture(image_param(item, index, image), plain_url(part.image_url)))
-    return found
-
-
-async def refused_picture(new: Sequence[NewPicture], refuses: Refuses) -> NewPicture | None:
-    """The picture that the server refuses; None if it refuses none of them alone, or others as well."""
-    if len(new) == 1:
-        return new[0]
-    left = new
-    while len(left) > 1:
-        half = left[: len(left) // 2]
-        left = half if await refuses([each.url for each in half]) else left[len(half) :]
-    if not left or not await refuses([left[0].url]):
-        return None
-    return None if await refuses([grey_square_url()]) else left[0]
-
-
-def naming(error: InvalidRequest, picture: NewPicture) -> InvalidRequest:
-    """The refusal, with the field of the picture."""
-    error.message = f"Invalid '{picture.param}': the model's server refuses the image: {error.message}"
-    error.args, error.param = (error.message,), picture.param
-    return error
-
-
 _NAMING_S = 5.0
 """How long the server is asked which picture it refuses. The time counts as that in which its answer has to
 begin, and a server that does not answer in time counts as failed."""
+_ABOUT_PICTURES = re.compile(r"\bimage|multi-?modal|\bPIL\b", re.IGNORECASE)
+_SQUARE_PIXELS = 64
+Refuses = Callable[[Sequence[str]], Awaitable[bool]]
+"""Whether a server refuses a message with these pictures."""
 
 
 class PicturedExchange(JobExchange):
@@ -135,4 +89,72 @@ class PicturedExchange(JobExchange):
         with suppress(TimeoutError):
             async with asyncio.timeout(_NAMING_S):
                 picture = await refused_picture(new, self._refuses)
-        return error if picture is None else naming(error, picture)
+        return error if picture is None else _naming(error, picture)
+
+
+class NewPicture(NamedTuple):
+    param: str
+    url: str
+    """With its data."""
+
+
+def may_be_refused_for_pictures(error: InvalidRequest) -> bool:
+    """Whether a server's refusal may be about a picture, by its words."""
+    return error.param is None and _ABOUT_PICTURES.search(error.message) is not None
+
+
+def new_pictures(job: Job) -> list[NewPicture]:
+    """The pictures in the new items of a job; none if the data of one is not known, because it may be the one
+    that is refused. Decodes the items: not for the event loop."""
+    found = []
+    for index, item in enumerate(job.input):
+        if not (images := images_of(item)):
+            continue
+        shown, *_ = in_context((item,))  # images that were fetched have their data there
+        if len(images_of(shown)) != len(images):  # pages of documents stand there, too
+            shown = item
+        for image, (_, part) in zip(images, image_parts(shown), strict=True):
+            if part.image_url is None or not is_data(part.image_url):
+                return []
+            found.append(NewPicture(image_param(item, index, image), plain_url(part.image_url)))
+    return found
+
+
+async def refused_picture(new: Sequence[NewPicture], refuses: Refuses) -> NewPicture | None:
+    """The picture that the server refuses; None if it refuses none of them alone, or others as well."""
+    if len(new) == 1:
+        return new[0]
+    left = new
+    while len(left) > 1:
+        half = left[: len(left) // 2]
+        left = half if await refuses([each.url for each in half]) else left[len(half) :]
+    if not left or not await refuses([left[0].url]):
+        return None
+    return None if await refuses([grey_square_url()]) else left[0]
+
+
+def _naming(error: InvalidRequest, picture: NewPicture) -> InvalidRequest:
+    """The refusal, with the field of the picture."""
+    error.message = f"Invalid '{picture.param}': the model's server refuses the image: {error.message}"
+    error.args, error.param = (error.message,), picture.param
+    return error
+
+
+def grey_square() -> str:
+    """A PNG file that every decoder takes, as base64."""
+    rows = (b"\x00" + b"\x80" * _SQUARE_PIXELS) * _SQUARE_PIXELS
+    chunks = (
+        (b"IHDR", struct.pack(">IIBBBBB", _SQUARE_PIXELS, _SQUARE_PIXELS, 8, 0, 0, 0, 0)),
+        (b"IDAT", zlib.compress(rows)),
+        (b"IEND", b""),
+    )
+    data = b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+        for kind, body in chunks
+    )
+    return base64.b64encode(data).decode()
+
+
+def grey_square_url() -> str:
+    """The same as a data URL."""
+    return f"data:image/png;base64,{grey_square()}"

@@ -1,6 +1,6 @@
-"""Vocabularies of remote servers: text is tokenized by HTTP requests.
+"""Vocabularies whose tokenizer is a server: how a text is cut into pieces that it tokenizes as plain text.
 
-The requests block, so renderers with such a vocabulary run in threads.
+Text is tokenized by HTTP requests, which block: renderers with such a vocabulary run in threads.
 """
 
 import re
@@ -125,13 +125,13 @@ def _find_spellings(text: str, pattern: "re.Pattern[str]") -> Iterator[int]:
             yield match.start()
 
 
-_MARKS = spelling_pattern(MARKS)
+_SPELLED_MARKS = spelling_pattern(MARKS)
 
 Query = Callable[[str, object], Any]
 """Posts a body to a path of the server and returns the JSON answer. It blocks: call it in a thread."""
 
 
-class RemoteVocabulary(ServerVocabulary):
+class LlamaVocabulary(ServerVocabulary):
     """A vocabulary behind llama-server's ``/tokenize``."""
 
     def __init__(self, query: Query, name: str, control: Mapping[str, int] | None = None) -> None:
@@ -142,7 +142,7 @@ class RemoteVocabulary(ServerVocabulary):
 
     def _pieces(self, text: str) -> list[str]:
         # The server finds tokens that a vocabulary marks as user defined in any text.
-        return split_spellings(text, _MARKS)
+        return split_spellings(text, _SPELLED_MARKS)
 
     def _tokenize_text(self, text: str) -> tuple[int, ...]:
         return self._tokenize(text, False)

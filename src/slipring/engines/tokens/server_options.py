@@ -11,7 +11,7 @@ from slipring.engines.addresses_and_options import (
     thinking_option,
     variables_option,
 )
-from slipring.engines.remote.replica_affinity import DEFAULT_HEADERS
+from slipring.engines.remote.replica_affinity import REPLICA_HEADERS
 from slipring.engines.remote.upstream import UpstreamOptions
 from slipring.engines.scheduling.priorities_and_hints import hints_option
 
@@ -47,7 +47,7 @@ class TokenServerOptions(UpstreamOptions):
         0, "tokens that the server's KV cache holds, that of each replica; 0: as many as the server reports"
     )
     replica_header: str = option(
-        DEFAULT_HEADERS, "headers of answers, separated by `;`, of which the first one names the replica"
+        REPLICA_HEADERS, "headers of answers, separated by `;`, of which the first one names the replica"
     )
     structural_tags: bool = option(
         True, "whether the server may be sent structural tags; false: it does not enforce them with xgrammar"

@@ -19,7 +19,6 @@ from slipring.core.chain.head import Head
 from slipring.core.generation import Job, Settings
 from slipring.engines.constraints.server_constraint import Constraint
 from slipring.engines.constraints.supported_constraints import takes_tags
-from slipring.engines.grey_square import grey_square_url
 from slipring.engines.remote.http_client import spliced
 from slipring.engines.remote.http_connection import BadStatus, HttpFailure, Unreadable
 from slipring.engines.remote.replica_affinity import branch_keys, tenant_salt
@@ -28,9 +27,9 @@ from slipring.engines.scheduling.priorities_and_hints import urgency
 from slipring.engines.tokens.job_exchange import JobExchange, Request
 from slipring.engines.tokens.job_rendering import data_urls
 from slipring.engines.tokens.model_files import ModelInfo, read_tokenizer, unnamed_tokenizer
-from slipring.engines.tokens.pictured_requests import PicturedExchange
+from slipring.engines.tokens.pictured_requests import PicturedExchange, grey_square_url
 from slipring.engines.tokens.server_options import TokenServerOptions, read_options
-from slipring.engines.tokens.sessions import Addressed, ChainEnds, Mismatch, Protocol
+from slipring.engines.tokens.sessions import Addressed, ChainEnds, Mismatch, SessionProtocol
 from slipring.engines.tokens.token_answer import Fault, Piece, PieceParser, TokenAnswer, failure, reason_of
 from slipring.engines.tokens.token_server import Offer, Served, TokenServer
 from slipring.prompts.rendering import Rendered, Renderer
@@ -227,8 +226,8 @@ class SglangEngine(TokenServer):
             None if running is None else max(running // 2, 1), None if tokens is None else tokens // 2
         )
 
-    def session_protocol(self) -> Protocol:
-        return Protocol("SGLang", self._open_session, self._close_session, keeps_last=True)
+    def session_protocol(self) -> SessionProtocol:
+        return SessionProtocol("SGLang", self._open_session, self._close_session, keeps_last=True)
 
     async def _open_session(self, session_id: str, route: str) -> None:
         # The capacity is a field of old, which must be there and has no effect.

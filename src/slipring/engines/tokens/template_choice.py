@@ -18,6 +18,14 @@ from slipring.prompts.templates.probed_template import ModelTemplate
 from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.prompts.tokenization.tokenizer import Vocabulary
 
+log = logging.getLogger("slipring")
+_PICTURE_TEXTS = {
+    "minicpmv": "(<image>./</image>)",
+    "minicpmo": "(<image>./</image>)",
+    "internvl_chat": "<image>",
+}
+"""What stands for a picture in the texts of models whose templates take no lists, by architecture."""
+
 
 def read_variables(kind: str, options: RenderingOptions) -> Mapping[str, Any]:
     """The variables for the template. A value is JSON, or else text."""
@@ -33,17 +41,6 @@ def read_variables(kind: str, options: RenderingOptions) -> Mapping[str, Any]:
         except msgspec.DecodeError:
             variables[name] = value
     return variables
-
-
-log = logging.getLogger("slipring")
-
-
-_PICTURE_TEXTS = {
-    "minicpmv": "(<image>./</image>)",
-    "minicpmo": "(<image>./</image>)",
-    "internvl_chat": "<image>",
-}
-"""What stands for a picture in the texts of models whose templates take no lists, by architecture."""
 
 
 def picture_forms(info: ModelInfo) -> Sequence[PictureForm]:

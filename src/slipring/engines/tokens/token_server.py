@@ -31,7 +31,12 @@ from slipring.engines.constraints.server_constraint import Constraint
 from slipring.engines.constraints.supported_constraints import TRIED_TOKENS, ServerConstraints
 from slipring.engines.remote.http_client import Answered
 from slipring.engines.remote.http_connection import HttpFailure
-from slipring.engines.remote.replica_affinity import affinity_key, answering_replica, branch_keys, read_names
+from slipring.engines.remote.replica_affinity import (
+    affinity_key,
+    answering_replica,
+    branch_keys,
+    read_header_names,
+)
 from slipring.engines.remote.retries_and_breaker import Admission, Retryable
 from slipring.engines.remote.streamed_answer import CutOff
 from slipring.engines.remote.upstream import RemoteEngine, Upstream
@@ -45,7 +50,7 @@ from slipring.engines.tokens.job_rendering import accepted, count, foresee, posi
 from slipring.engines.tokens.model_files import ModelInfo
 from slipring.engines.tokens.sampling import Sampling
 from slipring.engines.tokens.server_options import TokenServerOptions
-from slipring.engines.tokens.sessions import Addressed, ChainEnds, Protocol, Sessions, gone_at_end
+from slipring.engines.tokens.sessions import Addressed, ChainEnds, SessionProtocol, Sessions, gone_at_end
 from slipring.engines.tokens.template_choice import (
     check_rendering,
     make_renderer,
@@ -124,6 +129,8 @@ class TokenServer(RemoteEngine):
     renderer: Renderer
     sampling: Sampling
     """Recommended by the model's authors."""
+    answer_lengths: AnswerLengths | None = None
+    """Learnt if the engine tells the server how long an answer will be."""
     chain_ends: ChainEnds | None = None
     """Set by ``start`` if the engine reports the ends of chains to the server."""
     schedule: ReplicaSchedules | None = None
@@ -143,8 +150,7 @@ class TokenServer(RemoteEngine):
         self._models: list[Model] = []
         self._prefilling = asyncio.Semaphore(_MOST_PREFILLS)
         self._constraints = ServerConstraints(self._may_send_tags, self._try_out)
-        self._replica_headers = read_names(options.replica_header)
-        self.answer_lengths = AnswerLengths()
+        self._replica_headers = read_header_names(options.replica_header)
 
     @classmethod
     @abstractmethod
@@ -227,7 +233,7 @@ class TokenServer(RemoteEngine):
         """Ask the server for its sessions. The option ``sessions`` is ``auto`` or ``on``."""
 
     @abstractmethod
-    def session_protocol(self) -> Protocol:
+    def session_protocol(self) -> SessionProtocol:
         """How its sessions are opened and closed."""
 
     @abstractmethod
@@ -357,7 +363,7 @@ class TokenServer(RemoteEngine):
         assert isinstance(finished, Finished)
         position = finished.position
         assert isinstance(position, Rendered)
-        if job.generate:
+        if job.generate and self.answer_lengths is not None:
             self.answer_lengths.observe(finished.output_tokens)
         if self.chain_ends is not None:
             self.chain_ends.watch(branch_keys(job)[0], position)

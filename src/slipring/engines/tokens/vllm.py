@@ -1,14 +1,13 @@
-"""Requests with pictures to a vLLM server.
+"""The vllm engine: what vLLM alone is sent and answers, and its ways to take pictures.
 
-A server that was started with ``--enable-scale-out`` takes them beside ids, which have one placeholder for
-each picture. It keeps pictures by their names: those of earlier turns are named, and not sent again unless
-the server has dropped them. Any other server takes them by its chat endpoint, which renders all messages.
+Token ids go to a vLLM server's ``/v1/completions``. Without a local tokenizer of the model the server's
+``/tokenize`` is used, only for text that is new. If the server has loaded the plugin of
+``vllm_plugin.sessions``, turns of a chain send their new ids only.
 
-The vllm engine: sends token ids to a vLLM server's ``/v1/completions``.
-
-Without a local tokenizer of the model the server's ``/tokenize`` is used, only for text that is new.
-
-If the server has loaded the plugin of ``sessions_plugin``, turns of a chain send their new ids only.
+A server that was started with ``--enable-scale-out`` takes pictures beside ids, which have one placeholder
+for each picture. It keeps pictures by their names: those of earlier turns are named, and not sent again
+unless the server has dropped them. Any other server takes them by its chat endpoint, which renders all
+messages.
 """
 
 import asyncio
@@ -26,18 +25,17 @@ from msgspec import Raw, Struct, structs
 from slipring.base.errors import InvalidRequest, ServerError, StartupError, Unavailable
 from slipring.base.surrogates import repaired
 from slipring.core.generation import Job, Settings
-from slipring.engines.chat.request_body import EMPTY, Writer, offered_tools, toolbox
+from slipring.engines.chat.request_body import EMPTY_TOOLBOX, MessageWriter, offered_tools, toolbox
 from slipring.engines.constraints.server_constraint import Constraint
 from slipring.engines.constraints.supported_constraints import takes_tags
-from slipring.engines.grey_square import grey_square_url
 from slipring.engines.remote.http_client import HttpClient, spliced
 from slipring.engines.remote.http_connection import BadStatus, HttpFailure
 from slipring.engines.remote.replica_affinity import DYNAMO_FINAL, DYNAMO_SESSION, tenant_salt
-from slipring.engines.scheduling.priorities_and_hints import agent_hints, urgency
+from slipring.engines.scheduling.priorities_and_hints import AnswerLengths, agent_hints, urgency
 from slipring.engines.tokens.job_exchange import JobExchange, Request
 from slipring.engines.tokens.job_rendering import data_urls, position_of
 from slipring.engines.tokens.model_files import ModelInfo, read_tokenizer, unnamed_tokenizer
-from slipring.engines.tokens.pictured_requests import PicturedExchange
+from slipring.engines.tokens.pictured_requests import PicturedExchange, grey_square_url
 from slipring.engines.tokens.remote_vocabulary import (
     MARKS,
     ServerVocabulary,
@@ -46,7 +44,7 @@ from slipring.engines.tokens.remote_vocabulary import (
     tokenizer_errors,
 )
 from slipring.engines.tokens.server_options import VllmOptions, read_options
-from slipring.engines.tokens.sessions import Addressed, ChainEnds, Protocol
+from slipring.engines.tokens.sessions import Addressed, ChainEnds, SessionProtocol
 from slipring.engines.tokens.template_choice import NoTemplate
 from slipring.engines.tokens.token_answer import Fault, Piece, PieceParser, TokenAnswer, failure, reason_of
 from slipring.engines.tokens.token_server import Offer, Served, TokenServer
@@ -55,85 +53,7 @@ from slipring.prompts.tokenization.tokenizer import Vocabulary
 from slipring.protocol import wire
 from slipring.protocol.responses import Logprob, TopLogprob
 
-BY_IDS, BY_CHAT = "/inference/v1/generate", "/v1/chat/completions"
-RESENT = "the server takes pictures by its chat endpoint only: all messages are sent again"
-Way = Literal["ids", "chat"]
-_ABSENT = (403, 404, 405, 501)
-"""vLLM 0.32 answers with the first unless it was started with the flag."""
-_REFUSED = (400, 422)
-
-
-async def sees(client: HttpClient, model: str) -> bool:
-    """Whether a server's model takes pictures: whether it tokenizes a message with one."""
-    try:
-        await _tokenize(client, model, [grey_square_url()])
-    except HttpFailure:
-        return False
-    return True
-
-
-async def refuses(client: HttpClient, model: str, urls: Sequence[str]) -> bool:
-    """Whether a server refuses to tokenize a message with these pictures, which it decodes for that."""
-    try:
-        await _tokenize(client, model, urls)
-    except BadStatus as error:
-        return error.status in _REFUSED
-    except HttpFailure:
-        return False
-    return False
-
-
-async def _tokenize(client: HttpClient, model: str, urls: Sequence[str]) -> None:
-    parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
-    asked = {"model": model, "messages": [{"role": "user", "content": parts}]}
-    await client.query("/tokenize", [await asyncio.to_thread(wire.encode, asked)])
-
-
-async def find_way(client: HttpClient) -> Way:
-    """How a server takes pictures."""
-    try:
-        await client.query(BY_IDS, [b"{}"])
-    except BadStatus as error:
-        return "chat" if error.status in _ABSENT else "ids"
-    except HttpFailure:
-        return "chat"
-    return "ids"
-
-
-def known_digests(job: Job, sent: Rendered) -> frozenset[str]:
-    """Which pictures of a context its parent has."""
-    parent = position_of(job)
-    return frozenset(parent.digests()).intersection(sent.digests()) if parent is not None else frozenset()
-
-
-def content_parts(job: Job, sent: Rendered, salt: str, known: frozenset[str]) -> list[dict[str, Any]]:
-    """The pictures of a context with their data, but for those that are known. Their names differ by tenant:
-    a server that knows a picture answers sooner."""
-    urls = data_urls(job, set(sent.digests()) - known)
-    return [
-        {
-            "type": "image_url",
-            "url": urls.get(digest),
-            "uuid": hashlib.blake2b(f"{salt}{digest}".encode(), digest_size=32).hexdigest(),
-        }
-        for digest in sent.digests()
-    ]
-
-
-def chat_pieces(job: Job, fields: dict[str, Any]) -> list[bytes]:
-    """The body of a request to the chat endpoint. The server's parsers of calls are left out: the answer is
-    read by its ids."""
-    messages = Writer().extend(None, tuple(job.context())).json()
-    if job.head.instructions is not None:
-        messages.insert(0, b'{"role":"system","content":' + bytes(job.head.instructions_json) + b"}")
-    box = toolbox(offered_tools(job.offer), EMPTY)
-    if box.tools:
-        fields = {**fields, "tools": Raw(box.json), "tool_choice": "none"}
-    return spliced(b'{"messages":[', messages, b"]," + wire.encode(fields)[1:])
-
-
 log = logging.getLogger("slipring")
-
 _OLDEST = "0.11"
 """The oldest version that returns the ids it emits and takes ``structured_outputs``."""
 _AS_ID = "token_id:"
@@ -148,6 +68,12 @@ _SESSIONS = "/v1/slipring/sessions"
 _USUAL = ("<s>", "</s>", "<unk>", "<pad>", "<bos>", "<eos>", "<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _BARRED = r"<\|[^<>|\s]{1,60}\|>"
 """How most vocabularies spell control tokens. Text of this form is never tokenized as one."""
+_BY_IDS, _BY_CHAT = "/inference/v1/generate", "/v1/chat/completions"
+_RESENT = "the server takes pictures by its chat endpoint only: all messages are sent again"
+_PictureWay = Literal["ids", "chat"]
+_NOT_THERE = (403, 404, 405, 501)
+"""vLLM 0.32 answers with the first unless it was started with the flag."""
+_REFUSED = (400, 422)
 
 
 class VllmEngine(TokenServer):
@@ -161,8 +87,13 @@ class VllmEngine(TokenServer):
     def from_options(cls, text: str) -> "VllmEngine":
         return cls(read_options(cls.name, VllmOptions, text))
 
-    _way: Way = "chat"
+    _way: _PictureWay = "chat"
     """How it takes pictures, if its model sees. Set by ``start``."""
+
+    def __init__(self, options: VllmOptions) -> None:
+        super().__init__(options)
+        if options.hints:
+            self.answer_lengths = AnswerLengths()
 
     async def start(self) -> None:
         try:
@@ -172,7 +103,7 @@ class VllmEngine(TokenServer):
                 raise
             raise unnamed_tokenizer(self.name, self.options.url, self.served.root) from None
         if self.renderer.takes_pictures:
-            self._way = await find_way(self._upstream.client)
+            self._way = await _find_picture_way(self._upstream.client)
         if self.options.report_ends:
             self.chain_ends = ChainEnds(self._report_end)
 
@@ -207,25 +138,25 @@ class VllmEngine(TokenServer):
         return vocabulary, info
 
     async def sees(self) -> bool:
-        return await sees(self._upstream.client, self.served.name)
+        return await _takes_pictures(self._upstream.client, self.served.name)
 
     async def refuses_pictures(self, urls: Sequence[str]) -> bool:
-        return await refuses(self._upstream.client, self.served.name, urls)
+        return await _refuses_pictures(self._upstream.client, self.served.name, urls)
 
     async def picture_way(self, renderer: Renderer) -> str:
-        if await find_way(self._upstream.client) == "ids":
+        if await _find_picture_way(self._upstream.client) == "ids":
             return "beside ids, new ones only"
         return "by the chat endpoint, everything in each turn (--enable-scale-out: beside ids)"
 
     def resent(self, job: Job, sent: Rendered) -> str | None:
-        return RESENT if sent.body.pictures and self._way == "chat" and job.parent is not None else None
+        return _RESENT if sent.body.pictures and self._way == "chat" and job.parent is not None else None
 
     def exchange(
         self, job: Job, sent: Rendered, limit: int, constraint: Constraint | None, answer: TokenAnswer
     ) -> JobExchange:
         if not sent.body.pictures:
             return super().exchange(job, sent, limit, constraint, answer)
-        known = known_digests(job, sent) if self._way == "ids" else frozenset[str]()
+        known = _known_digests(job, sent) if self._way == "ids" else frozenset[str]()
         write = partial(self._with_pictures, job, sent, constraint)
         in_thread = partial(self.tokenizing.run, job.tenant, is_local=True)
         lean = partial(write, known) if known else None
@@ -252,8 +183,8 @@ class VllmEngine(TokenServer):
         if self._way == "chat":
             if wants_logprobs:
                 sampling |= {"logprobs": True, "top_logprobs": settings.top_logprobs}
-            pieces = chat_pieces(job, {**body, **sampling, "return_token_ids": True})
-            return Request(BY_CHAT, pieces, headers, read)
+            pieces = _chat_pieces(job, {**body, **sampling, "return_token_ids": True})
+            return Request(_BY_CHAT, pieces, headers, read)
         if wants_logprobs:
             sampling["logprobs"] = settings.top_logprobs
         sampling["detokenize"] = not self.renderer.vocabulary.is_local
@@ -263,7 +194,7 @@ class VllmEngine(TokenServer):
         }
         body["content_parts"] = content_parts(job, sent, salt, known)
         pieces = spliced(b'{"token_ids":[', sent.json_pieces(), b"]," + wire.encode(body)[1:])
-        return Request(BY_IDS, pieces, headers, read)
+        return Request(_BY_IDS, pieces, headers, read)
 
     def write(self, job: Job, sent: Rendered, limit: int, constraint: Constraint | None) -> Request:
         if sent.body.pictures:
@@ -278,7 +209,7 @@ class VllmEngine(TokenServer):
         if job.settings.logprobs and job.generate:
             is_local = self.renderer.vocabulary.is_local
             body |= {"logprobs": job.settings.top_logprobs, "return_tokens_as_token_ids": is_local}
-        if self.options.hints:
+        if self.answer_lengths is not None:
             body |= agent_hints(job, self.answer_lengths.expected(limit))
         if constraint is not None:
             body["structured_outputs"] = _structured_outputs(constraint)
@@ -334,8 +265,8 @@ class VllmEngine(TokenServer):
             whole=limits.whole,
         )
 
-    def session_protocol(self) -> Protocol:
-        return Protocol("vLLM", None, self._end_session, keeps_last=False)
+    def session_protocol(self) -> SessionProtocol:
+        return SessionProtocol("vLLM", None, self._end_session, keeps_last=False)
 
     async def _end_session(self, session_id: str, route: str) -> None:
         path, headers = f"{_SESSIONS}/{session_id}/end", self._upstream.route_headers(route)
@@ -382,6 +313,75 @@ class VllmEngine(TokenServer):
             return ModelInfo.from_tokenizer_config(await self.query("/tokenizer_info"))
         except (HttpFailure, ValueError, LookupError, TypeError, AttributeError):
             return ModelInfo()
+
+
+async def _takes_pictures(client: HttpClient, model: str) -> bool:
+    """Whether a server's model takes pictures: whether it tokenizes a message with one."""
+    try:
+        await _tokenize_pictures(client, model, [grey_square_url()])
+    except HttpFailure:
+        return False
+    return True
+
+
+async def _refuses_pictures(client: HttpClient, model: str, urls: Sequence[str]) -> bool:
+    """Whether a server refuses to tokenize a message with these pictures, which it decodes for that."""
+    try:
+        await _tokenize_pictures(client, model, urls)
+    except BadStatus as error:
+        return error.status in _REFUSED
+    except HttpFailure:
+        return False
+    return False
+
+
+async def _tokenize_pictures(client: HttpClient, model: str, urls: Sequence[str]) -> None:
+    parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    asked = {"model": model, "messages": [{"role": "user", "content": parts}]}
+    await client.query("/tokenize", [await asyncio.to_thread(wire.encode, asked)])
+
+
+async def _find_picture_way(client: HttpClient) -> _PictureWay:
+    """How a server takes pictures."""
+    try:
+        await client.query(_BY_IDS, [b"{}"])
+    except BadStatus as error:
+        return "chat" if error.status in _NOT_THERE else "ids"
+    except HttpFailure:
+        return "chat"
+    return "ids"
+
+
+def _known_digests(job: Job, sent: Rendered) -> frozenset[str]:
+    """Which pictures of a context its parent has."""
+    parent = position_of(job)
+    return frozenset(parent.digests()).intersection(sent.digests()) if parent is not None else frozenset()
+
+
+def content_parts(job: Job, sent: Rendered, salt: str, known: frozenset[str]) -> list[dict[str, Any]]:
+    """The pictures of a context with their data, but for those that are known. Their names differ by tenant:
+    a server that knows a picture answers sooner."""
+    urls = data_urls(job, set(sent.digests()) - known)
+    return [
+        {
+            "type": "image_url",
+            "url": urls.get(digest),
+            "uuid": hashlib.blake2b(f"{salt}{digest}".encode(), digest_size=32).hexdigest(),
+        }
+        for digest in sent.digests()
+    ]
+
+
+def _chat_pieces(job: Job, fields: dict[str, Any]) -> list[bytes]:
+    """The body of a request to the chat endpoint. The server's parsers of calls are left out: the answer is
+    read by its ids."""
+    messages = MessageWriter().extend(None, tuple(job.context())).json()
+    if job.head.instructions is not None:
+        messages.insert(0, b'{"role":"system","content":' + bytes(job.head.instructions_json) + b"}")
+    box = toolbox(offered_tools(job.offer), EMPTY_TOOLBOX)
+    if box.tools:
+        fields = {**fields, "tools": Raw(box.json), "tool_choice": "none"}
+    return spliced(b'{"messages":[', messages, b"]," + wire.encode(fields)[1:])
 
 
 def _structured_outputs(constraint: Constraint) -> dict[str, Any]:

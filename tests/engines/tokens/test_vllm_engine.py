@@ -17,7 +17,7 @@ from slipring.prompts.templates.template_renderer import TemplateRenderer
 from tests.engines.fakes.server import Call, Ids, Refuse, Say, Stall, Stop, set_patience, started
 from tests.engines.fakes.structural_tags import read_tag, schemas_of
 from tests.engines.fakes.tokens import END, TEMPLATE, TOKENIZER, decoded, tokenizer_directory
-from tests.engines.fakes.vllm import FakeVllm, tokens_of
+from tests.engines.fakes.vllm import FakeVllm, fake_vllm, tokens_of
 from tests.engines.test_contract import text_of
 from tests.harness import WEATHER, Running, serve
 
@@ -25,16 +25,6 @@ pytestmark = pytest.mark.usefixtures("compiled_here")
 
 ASK: dict[str, Any] = {"input": "hello", "store": False}
 WITH_LOGPROBS: dict[str, Any] = {"include": ["message.output_text.logprobs"]}
-
-
-@asynccontextmanager
-async def fake_vllm() -> AsyncIterator[FakeVllm]:
-    fake = FakeVllm()
-    await fake.start()
-    try:
-        yield fake
-    finally:
-        await fake.close()
 
 
 @asynccontextmanager

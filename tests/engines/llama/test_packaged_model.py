@@ -233,7 +233,7 @@ def test_another_file_or_version_makes_another_copy_and_removes_the_others(
     expect_another()
     source = source.rename(tmp_path / "Renamed-Q4_1.gguf")
     expect_another()
-    monkeypatch.setattr(packaged_model, "_VERSION", packaged_model._VERSION + 1)
+    monkeypatch.setattr(packaged_model, "_CONVERSION_VERSION", packaged_model._CONVERSION_VERSION + 1)
     expect_another()
 
 

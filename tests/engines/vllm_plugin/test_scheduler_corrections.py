@@ -1,4 +1,4 @@
-"""What ``scheduler_corrections`` changes of vLLM's scheduler, shown on a small one with the same faults."""
+"""What ``corrections`` changes of vLLM's scheduler, shown on a small one with the same faults."""
 
 import sys
 from importlib.metadata import entry_points

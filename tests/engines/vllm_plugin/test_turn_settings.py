@@ -1,4 +1,4 @@
-"""What ``turn_settings`` changes of vLLM, shown on small parts that keep the settings of the first turn."""
+"""How ``corrections`` gives each turn its own settings, shown on parts that keep those of the first."""
 
 import sys
 from collections import deque

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 from starlette.applications import Starlette
 
-from slipring.engines.remote.replica_affinity import HEADER, answering_replica
+from slipring.engines.remote.replica_affinity import REPLICA_HEADER, answering_replica
 from slipring.engines.vllm_plugin.replica_header import Replica
 from slipring.engines.vllm_plugin.sessions import (
     PATH,
@@ -225,7 +225,7 @@ async def test_every_answer_names_the_server_and_the_size_of_its_cache(vllm: Vll
     (value,) = {answer.headers["x-slipring-replica"] for answer in answers}
     name, _, tokens = value.partition(";")
     assert (len(name), tokens) == (8, "kv_tokens=1600")
-    assert answering_replica({HEADER: value}, [HEADER]) == (name, 1600)
+    assert answering_replica({REPLICA_HEADER: value}, [REPLICA_HEADER]) == (name, 1600)
 
 
 @pytest.mark.parametrize("parallel", [{"data_parallel_size": 2}, {"_api_process_count": 2}])

@@ -1,9 +1,9 @@
 """Whether a vLLM has what slipring's plugin changes and uses in it, read from its source without running it.
 
-``python -m tests.engines.vllm.source_check DIRECTORY …`` takes directories that have vLLM's package in them:
-a checkout, or an environment's ``site-packages``. It prints what is missing, and the digests of the functions
-that are changed or relied on where they are not known. It ends with an error if something is missing, or if a
-function is another one than in the same version when the changes were written.
+``python -m tests.engines.vllm_plugin.source_check DIRECTORY …`` takes directories that have vLLM's package in
+them: a checkout, or an environment's ``site-packages``. It prints what is missing, and the digests of the
+functions that are changed or relied on where they are not known. It ends with an error if something is
+missing, or if a function is another one than in the same version when the changes were written.
 """
 
 import argparse

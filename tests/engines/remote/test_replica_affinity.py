@@ -2,9 +2,14 @@
 
 import pytest
 
-from slipring.engines.remote.replica_affinity import DEFAULT_HEADERS, Replica, answering_replica, read_names
+from slipring.engines.remote.replica_affinity import (
+    REPLICA_HEADERS,
+    Replica,
+    answering_replica,
+    read_header_names,
+)
 
-NAMES = read_names(DEFAULT_HEADERS)
+NAMES = read_header_names(REPLICA_HEADERS)
 
 
 @pytest.mark.parametrize(
@@ -31,5 +36,5 @@ def test_the_first_header_that_is_there_names_the_replica(
 
 
 def test_any_header_can_be_chosen() -> None:
-    assert answering_replica({"x-replica": "one"}, read_names(" X-Replica ;")) == Replica("one", None)
-    assert answering_replica({"x-replica": "one"}, read_names("")) is None
+    assert answering_replica({"x-replica": "one"}, read_header_names(" X-Replica ;")) == Replica("one", None)
+    assert answering_replica({"x-replica": "one"}, read_header_names("")) is None
