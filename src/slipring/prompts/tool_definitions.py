@@ -1,7 +1,8 @@
-"""How prompts name and describe tools, and describe the format of answers.
+"""How prompts name, describe and declare tools, how large their JSON may be, and how prompts describe the
+format of answers.
 
-Tools declared as TypeScript types: the value of ``tools_ts_str``, a variable of the templates of Kimi K2.5
-and later, for which Moonshot's tokenizer brings code.
+Templates get tools as JSON (``template_tools``). Those of Kimi K2.5 and later also get them as TypeScript
+types, in the variable ``tools_ts_str``, for which Moonshot's tokenizer brings code (``declare_tools``).
 """
 
 import json
@@ -110,10 +111,10 @@ def describe_format(format: TextFormat) -> str:
     return f"Answer with one JSON document and nothing else. It follows this JSON schema:\n{schema}"
 
 
-_MAX_DEPTH = 100
+_MAX_JSON_DEPTH = 100
 """Nesting of JSON that is passed to a template as a value."""
 
-_MAX_VALUES = 100_000
+_MAX_JSON_VALUES = 100_000
 """Number of values in JSON that is passed to a template as a value: it is decoded and encoded in one step."""
 
 Dict = dict[str, Any]
@@ -123,13 +124,13 @@ _object = msgspec.json.Decoder(Dict)
 
 def read_object(text: str) -> Dict | None:
     """Decode a JSON object; None if the text is not one, or it is nested too deeply or too large."""
-    if sum(map(text.count, ",[{")) > _MAX_VALUES:  # an upper bound of the number of values
+    if sum(map(text.count, ",[{")) > _MAX_JSON_VALUES:  # an upper bound of the number of values
         return None
     try:
         value = _object.decode(text.encode())
     except (ValueError, RecursionError):
         return None
-    return value if _is_shallow(value, _MAX_DEPTH) else None
+    return value if _is_shallow(value, _MAX_JSON_DEPTH) else None
 
 
 def _is_shallow(value: object, depth: int) -> bool:
@@ -154,17 +155,17 @@ def template_tools(tools: Iterable[CallableTool]) -> list[Dict]:
     return definitions
 
 
-_INDENT = "  "
-_MOST_NESTED_TYPES = 64
-_SELF = "parameters"
-_LIMITS: Mapping[str, tuple[str, ...]] = {
+_TYPE_INDENT = "  "
+_MAX_TYPE_DEPTH = 64
+_OWN_TYPE = "parameters"
+_COMMENTED_KEYWORDS: Mapping[str, tuple[str, ...]] = {
     "string": ("maxLength", "minLength", "pattern"),
     "number": ("maximum", "minimum"),
     "integer": ("maximum", "minimum"),
     "array": ("maxItems", "minItems"),
 }
 """The keywords of each type that are written as a comment."""
-_NAMES = {"integer": "number", "object": "{}", "array": "Array<any>"}
+_TYPE_NAMES = {"integer": "number", "object": "{}", "array": "Array<any>"}
 """How types are written that are one of several."""
 
 
@@ -195,10 +196,10 @@ class _Function:
         parameters = self._object(self._schema, "", 0)
         lines = []
         if self._refers_to_itself:
-            properties = self._properties(self._schema, self._schema.get("properties", {}), _INDENT, 0)
+            properties = self._properties(self._schema, self._schema.get("properties", {}), _TYPE_INDENT, 0)
             body = ",\n".join(properties)
-            lines.append(f"interface {_SELF} {{\n{body}\n}}" if body else f"interface {_SELF} {{}}")
-            parameters = _SELF
+            lines.append(f"interface {_OWN_TYPE} {{\n{body}\n}}" if body else f"interface {_OWN_TYPE} {{}}")
+            parameters = _OWN_TYPE
         definitions = dict(self._definitions)
         for name, schema in definitions.items():
             comment = schema.get("description", "") if isinstance(schema, Mapping) else ""
@@ -214,7 +215,7 @@ class _Function:
     def _type(self, schema: Any, indent: str, depth: int) -> str:
         if isinstance(schema, bool):
             return "any" if schema else "null"
-        if not isinstance(schema, Mapping) or depth > _MOST_NESTED_TYPES:
+        if not isinstance(schema, Mapping) or depth > _MAX_TYPE_DEPTH:
             raise _Undeclarable
         if "$ref" in schema:
             return self._reference(schema["$ref"])
@@ -226,7 +227,7 @@ class _Function:
             )
         type: Any = schema.get("type", "any" if not schema else None)
         if isinstance(type, list):
-            return " | ".join(str(_NAMES.get(each, each)) for each in type)
+            return " | ".join(str(_TYPE_NAMES.get(each, each)) for each in type)
         if type == "object":
             return self._object(schema, indent, depth + 1)
         if type == "array":
@@ -238,7 +239,7 @@ class _Function:
     def _reference(self, reference: Any) -> str:
         if reference == "#":
             self._refers_to_itself = True
-            return _SELF
+            return _OWN_TYPE
         name = str(reference).removeprefix("#/$defs/")
         if name == reference or name not in self._definitions:
             raise _Undeclarable
@@ -248,7 +249,7 @@ class _Function:
         self._definitions |= schema.get("$defs") or {}
         required = schema.get("required") or ()
         properties = schema.get("properties") or {}
-        inner = indent + _INDENT
+        inner = indent + _TYPE_INDENT
         ordered = dict(sorted(properties.items(), key=lambda entry: (entry[0] not in required, entry[0])))
         lines = self._properties(schema, ordered, inner, depth)
         others = schema.get("additionalProperties")
@@ -273,7 +274,7 @@ class _Function:
 
     def _array(self, schema: Mapping[str, Any], indent: str, depth: int) -> str:
         items = schema.get("items") or {}
-        inner = indent + _INDENT
+        inner = indent + _TYPE_INDENT
         if comments := _comments_of(items, inner):
             lines = ("Array<", *comments, inner + self._type(items, inner, depth), f"{indent}>")
             return "\n".join(lines)
@@ -287,7 +288,7 @@ def _comments_of(schema: Any, indent: str) -> list[str]:
     comments = [*_comments(schema["description"], indent)] if schema.get("description") else []
     is_plain = not {"$ref", "anyOf", "enum"} & schema.keys()
     type = schema.get("type")
-    keys = _LIMITS.get(type, ()) if is_plain and isinstance(type, str) else ()
+    keys = _COMMENTED_KEYWORDS.get(type, ()) if is_plain and isinstance(type, str) else ()
     if limits := ", ".join(f"{key}: {schema[key]}" for key in keys if key in schema):
         comments.append(f"{indent}// {limits}")
     return comments

@@ -1,4 +1,4 @@
-"""The nodes that share a store, and their shared secrets."""
+"""The nodes that share a store: announced, found, and removed when unseen; and their shared secrets."""
 
 from msgspec import Struct
 
@@ -18,6 +18,9 @@ INSERT INTO slipring_nodes (id, url, seen_at) VALUES ($1, $2, $3)
 ON CONFLICT (id) DO UPDATE SET url = excluded.url, seen_at = excluded.seen_at
 """
 _LEAVE = "DELETE FROM slipring_nodes WHERE id = $1"
+_REMOVE_UNSEEN = "DELETE FROM slipring_nodes WHERE seen_at <= $1 RETURNING 1"
+_UNSEEN_S = 86_400.0
+"""A node that has not announced itself for this long is removed: a restarted one has a new id."""
 _FIND = "SELECT id, url, seen_at FROM slipring_nodes WHERE id = $1"
 _PROPOSE = "INSERT INTO slipring_secrets (name, value) VALUES ($1, $2) ON CONFLICT DO NOTHING"
 _SECRET = "SELECT value FROM slipring_secrets WHERE name = $1"
@@ -49,7 +52,6 @@ class Cluster:
         return value
 
 
-REMOVE_UNSEEN = "DELETE FROM slipring_nodes WHERE seen_at <= $1 RETURNING 1"
-
-UNSEEN_EXPIRY_S = 86_400.0
-"""A node that has not announced itself for this long is removed: a restarted one has a new id."""
+def removal_of_unseen(now: float) -> Statement:
+    """What removes the nodes that have not announced themselves for long."""
+    return Statement(_REMOVE_UNSEEN, (float(now) - _UNSEEN_S,))

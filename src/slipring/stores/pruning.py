@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from slipring.stores.databases.database import Database, ForeignKeyViolated, Row, Statement
-from slipring.stores.nodes import REMOVE_UNSEEN, UNSEEN_EXPIRY_S
+from slipring.stores.nodes import removal_of_unseen
 
 NEVER = 2**62
 """The ``expires_at`` of data that does not expire."""
@@ -177,7 +177,7 @@ class Pruning:
             + await self._count_removed(Statement(_APPROVALS, (int(now), limit)))
             + await self._count_removed(Statement(_DELETED_ITEMS, (int(now), limit)))
             + await self._count_removed(Statement(_USAGE, (float(now), limit)))
-            + await self._count_removed(Statement(REMOVE_UNSEEN, (float(now) - UNSEEN_EXPIRY_S,)))
+            + await self._count_removed(removal_of_unseen(now))
             + await self._make_room(limit)
         )
 

@@ -1,9 +1,8 @@
-"""Encodes responses as rows and decodes them. Pure: no database, no clock.
+"""Encodes responses as rows and decodes them, and whole chains as bytes for another node. Pure: no database,
+no clock.
 
 A row holds only what its response adds to its parent. When a chain is decoded, what a response shares with
 its parent is the same object, so that a loaded chain takes as much memory as one that was generated here.
-
-Encodes a whole chain as bytes, to send it to another node.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -223,6 +222,8 @@ def rebuild(
 
 
 class _Chain(Struct):
+    """A chain as it is sent to another node."""
+
     heads: dict[bytes, tuple[bytes | None, bytes]]
     """The columns of each head, by its digest."""
     records: list[Record]
@@ -230,14 +231,13 @@ class _Chain(Struct):
 
 
 _chain_decoder = msgspec.msgpack.Decoder(_Chain)
-_pack_chain = msgspec.msgpack.Encoder().encode
 
 
 def pack_chain(state: ResponseState, positions: Positions | None) -> bytes:
     """Encode a response with all its ancestors; engine positions only if ``positions`` can encode them."""
     nodes = list(reversed(list(state.chain())))
     heads = {node.head.digest: head_columns(node.head) for node in nodes}
-    return _pack_chain(_Chain(heads, [record(node, positions) for node in nodes]))
+    return _pack(_Chain(heads, [record(node, positions) for node in nodes]))
 
 
 def unpack_chain(data: bytes, positions: Positions | None) -> ResponseState | None:
@@ -248,9 +248,9 @@ def unpack_chain(data: bytes, positions: Positions | None) -> ResponseState | No
     chain = _chain_decoder.decode(data)
     heads: dict[bytes, Head] = {}
     state: ResponseState | None = None
-    for record in chain.records:
-        if record.head not in heads:
+    for each in chain.records:
+        if each.head not in heads:
             previous = state.head if state is not None else None
-            heads[record.head] = read_head(*chain.heads[record.head], previous)
-        state = rebuild(record, state, heads[record.head], positions)
+            heads[each.head] = read_head(*chain.heads[each.head], previous)
+        state = rebuild(each, state, heads[each.head], positions)
     return state

@@ -17,14 +17,13 @@ from slipring.prompts.fallback_reasons import REWRITES_EARLIER
 from slipring.prompts.rendering import Rendered, picture_id
 from slipring.prompts.rendering_codec import RenderingCodec
 from slipring.prompts.templates.chat_messages import (
-    INLINE,
-    MOVED,
-    PARTS,
+    INLINE_PICTURES,
+    PICTURE_PARTS,
     ChatMessage,
     PictureForm,
     picture_mark,
 )
-from slipring.prompts.templates.message_forms import MessageForms
+from slipring.prompts.templates.message_forms import MOVED_PICTURES, MessageForms
 from slipring.prompts.templates.probed_template import ModelTemplate
 from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.prompts.tokenization.token_budget import TokenBudget
@@ -105,7 +104,8 @@ def source_of(family: str) -> str:
 @cache
 def renderer(family: str, *, inline: bool = False, **variables: Any) -> TemplateRenderer:
     model = ModelTemplate(source=source_of(family), bos_token="<s>", eos_token=EOS.get(family, "<|im_end|>"))
-    forms = (INLINE,) if inline else (*PARTS, *(TEXTS[family],)) if family in TEXTS else PARTS
+    parts = (*PICTURE_PARTS, TEXTS[family]) if family in TEXTS else PICTURE_PARTS
+    forms = (INLINE_PICTURES,) if inline else parts
     return TemplateRenderer(model, vocabulary(), pictures=forms, variables=variables)
 
 
@@ -191,7 +191,7 @@ def test_a_picture_of_an_output_stays_there_or_follows_it(family: str) -> None:
     rendering = renderer(family).render(job(items))
     text = spelled(renderer(family), rendering.prompt)
     assert rendering.prompt.digests() == [picture(1).digest]
-    assert (MOVED.strip() in text) is (family in MOVING)
+    assert (MOVED_PICTURES.strip() in text) is (family in MOVING)
 
 
 @EVERY_FAMILY
@@ -263,7 +263,7 @@ def test_a_template_that_takes_no_pictures_is_found() -> None:
         "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
     model = ModelTemplate(source=text_only, bos_token="", eos_token="<|im_end|>")
-    assert TemplateRenderer(model, vocabulary(), pictures=PARTS).probed.picture is None
+    assert TemplateRenderer(model, vocabulary(), pictures=PICTURE_PARTS).probed.picture is None
 
 
 def test_jinja2_runs_a_template_whose_lists_minijinja_writes_otherwise() -> None:
@@ -285,7 +285,7 @@ def test_pictures_that_a_role_cannot_have_follow_in_a_message_of_the_user() -> N
     outputs = [ChatMessage(role="tool", content=f"a{one}"), ChatMessage(role="tool", content=two)]
     question = ChatMessage(role="user", content="?")
     moved = [ChatMessage(role="tool", content="a"), ChatMessage(role="tool", content="")]
-    follower = ChatMessage(role="user", content=MOVED + one + two)
+    follower = ChatMessage(role="user", content=MOVED_PICTURES + one + two)
     assert forms.adapt(outputs) == [*moved, follower]
     assert forms.adapt([*outputs, question]) == [*moved, follower, question]
     assert forms.adapt([question]) == [question]

@@ -8,7 +8,12 @@ from msgspec import structs
 from slipring.core.generation import Job
 from slipring.prompts.fallback_reasons import ASKED_TO_DROP, CONTEXT_CHANGED
 from slipring.prompts.rendering import Rendering
-from slipring.prompts.templates.template_renderer import TemplateRenderer, clipped, joined, ranges_of
+from slipring.prompts.templates.template_renderer import (
+    TemplateRenderer,
+    clipped_ranges,
+    joined_ranges,
+    ranges_of,
+)
 from slipring.prompts.tokenization.token_budget import TokenBudget
 from slipring.prompts.truncation import shorten
 from slipring.protocol.items.items import Item
@@ -127,9 +132,9 @@ def test_a_history_that_contains_the_marks_of_thoughts_is_no_thought() -> None:
 def test_numbers_become_ranges_of_a_bounded_number() -> None:
     assert ranges_of([0, 1, 2, 5, 6, 9]) == ((0, 3), (5, 7), (9, 10))
     assert len(ranges_of(range(0, 1000, 2))) == 64
-    assert clipped(((0, 3), (5, 7), (9, 10)), 6) == ((0, 3), (5, 6))
-    assert clipped(((0, 3),), 0) == ()
-    assert joined(((0, 3),), ((3, 4), (6, 7))) == ((0, 4), (6, 7))
-    assert joined(((0, 3),), ((4, 5),)) == ((0, 3), (4, 5))
-    assert joined((), ((4, 5),)) == joined(((4, 5),), ()) == ((4, 5),)
-    assert len(joined(ranges_of(range(0, 1000, 2)), ranges_of(range(2000, 3000, 2)))) == 64
+    assert clipped_ranges(((0, 3), (5, 7), (9, 10)), 6) == ((0, 3), (5, 6))
+    assert clipped_ranges(((0, 3),), 0) == ()
+    assert joined_ranges(((0, 3),), ((3, 4), (6, 7))) == ((0, 4), (6, 7))
+    assert joined_ranges(((0, 3),), ((4, 5),)) == ((0, 3), (4, 5))
+    assert joined_ranges((), ((4, 5),)) == joined_ranges(((4, 5),), ()) == ((4, 5),)
+    assert len(joined_ranges(ranges_of(range(0, 1000, 2)), ranges_of(range(2000, 3000, 2)))) == 64

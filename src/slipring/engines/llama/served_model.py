@@ -31,7 +31,7 @@ from slipring.engines.tokens.remote_vocabulary import LlamaVocabulary, Query
 from slipring.engines.tokens.sampling import Sampling
 from slipring.engines.tokens.template_choice import make_serving_renderer
 from slipring.prompts.rendering import Renderer
-from slipring.prompts.templates.chat_messages import INLINE
+from slipring.prompts.templates.chat_messages import INLINE_PICTURES
 from slipring.prompts.tokenization.tokenizer import Tokenizer, UnknownVocabulary, Vocabulary
 
 _QUANTIZATION = re.compile(r"[-._]i?q\d\w*$|[-._](f16|f32|bf16)$")
@@ -77,7 +77,9 @@ def from_file(options: LlamaOptions, query: Query) -> ServedModel:
         path=path,
         context=_context(options, metadata),
         slots=options.slots,
-        renderer=make_serving_renderer("llama", options, info, vocabulary, (INLINE,) if sees else ()),
+        renderer=make_serving_renderer(
+            "llama", options, info, vocabulary, (INLINE_PICTURES,) if sees else ()
+        ),
         llguidance=True,
         sampling=PACKAGED_SAMPLING if is_packaged else info.sampling,
         max_output_tokens=PACKAGED_MAX_OUTPUT_TOKENS if is_packaged else None,
@@ -122,7 +124,7 @@ async def from_server(options: LlamaOptions, client: HttpClient) -> ServedModel:
             options,
             found.info,
             found.vocabulary,
-            (INLINE,) if found.sees else (),
+            (INLINE_PICTURES,) if found.sees else (),
         ),
         llguidance=await understands_llguidance(client),
         sampling=found.sampling,

@@ -12,7 +12,7 @@ import msgspec
 from slipring.base.errors import StartupError, UnusableModel, suggestion
 from slipring.engines.addresses_and_options import KEEP, TEMPLATE, RenderingOptions
 from slipring.engines.tokens.model_files import ModelInfo
-from slipring.prompts.templates.chat_messages import PARTS, PictureForm
+from slipring.prompts.templates.chat_messages import PICTURE_PARTS, PictureForm
 from slipring.prompts.templates.jinja_engines import TemplateError
 from slipring.prompts.templates.probed_template import ModelTemplate
 from slipring.prompts.templates.template_renderer import TemplateRenderer
@@ -46,7 +46,7 @@ def read_variables(kind: str, options: RenderingOptions) -> Mapping[str, Any]:
 def picture_forms(info: ModelInfo) -> Sequence[PictureForm]:
     """The forms in which the template of a model that sees may take pictures."""
     text = _PICTURE_TEXTS.get(info.family)
-    return PARTS if text is None else (*PARTS, PictureForm(text=text))
+    return PICTURE_PARTS if text is None else (*PICTURE_PARTS, PictureForm(text=text))
 
 
 def check_rendering(kind: str, options: RenderingOptions) -> None:

@@ -11,7 +11,8 @@ cannot carry:
   and objects are known by the tool's schema.
 - In ``BracedCalls`` a string must not contain ``quote``, and keys no punctuation.
 - In ``PythonCalls`` keys are identifiers.
-- In Harmony no string contains a mark, and an answer has one call.
+- In Harmony no string contains a mark, and an answer has one call. In messages with recipients no string
+  contains a mark of messages.
 - Calls without marks are calls only if no text precedes them.
 """
 

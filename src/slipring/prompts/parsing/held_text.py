@@ -1,8 +1,7 @@
-"""Finds markers such as ``<tool_call>`` in text that arrives in pieces.
+"""Text of an answer that arrives in pieces: the marks in it, and what is held back until more is known.
 
-What all parsers of answers share: text in pieces, the deltas that it makes, and the end of the answer.
-
-The text of a call that is being read, and what has been emitted of it.
+A parser (``AnswerParser``) is fed pieces and returns deltas. What could be the beginning of a mark such as
+``<tool_call>`` is held back until the next piece (``MarkerFinder``).
 
 A reader of calls is a generator: it reads from a ``HeldText`` as if all text were there, and the methods of
 ``HeldText`` yield wherever more text is needed. The parser resumes the generator when text has arrived. So

@@ -2,12 +2,10 @@
 
 ``OutputFormat`` is plain data. The parser reads answers by it, the writers of grammars and structural tags
 enforce it, and ``slipring inspect`` shows it. A format is found in a model's chat template
-(``format_detection``) or written by hand (``known_formats``).
+(``format_detection``) or written by hand (``family_formats``).
 
 All strings are as the model's template writes them, white space included, because grammars enforce exactly
 that. The parser accepts any white space where the format has some.
-
-The ids that a model gives to its calls, in the text of its answer.
 """
 
 import json
@@ -221,17 +219,17 @@ def written_call_ids(format: OutputFormat, answer: str) -> list[str]:
         return []
     if isinstance(calls, NamedJsonCalls):
         if calls.id_open:
-            return _between(calls.id_open, calls.open, answer)
-        return _between(calls.id_separator, calls.arguments_open, answer)
-    return _in_array(calls, answer) if isinstance(calls, JsonCalls) and calls.section_open else []
+            return _ids_between(calls.id_open, calls.open, answer)
+        return _ids_between(calls.id_separator, calls.arguments_open, answer)
+    return _ids_in_array(calls, answer) if isinstance(calls, JsonCalls) and calls.section_open else []
 
 
-def _between(before: str, after: str, answer: str) -> list[str]:
+def _ids_between(before: str, after: str, answer: str) -> list[str]:
     pattern = rf"{re.escape(before.strip())}\s*([\w-]+)\s*{re.escape(after.strip())}"
     return re.findall(pattern, answer)
 
 
-def _in_array(layout: JsonCalls, answer: str) -> list[str]:
+def _ids_in_array(layout: JsonCalls, answer: str) -> list[str]:
     text = answer.partition(layout.section_open.strip())[2].lstrip()
     try:
         calls, _ = json.JSONDecoder().raw_decode(text)

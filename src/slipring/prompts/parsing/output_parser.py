@@ -14,7 +14,7 @@
 - A call in an open thought is thought: the model may quote one that it does not make. In formats with
   ``calls_end_thoughts``, calls are calls if nothing but calls follows up to the end of the answer, which is
   known only there. The mark that closes thoughts always does.
-- An incomplete call of a function never has complete JSON as its arguments (``argument_stream``).
+- An incomplete call of a function never has complete JSON as its arguments (``call_arguments``).
 - The pieces do not matter: every split of a text gives the same deltas, except for where text and streamed
   arguments are cut.
 - Time is linear in the length of the text, memory in what is held back.

@@ -1,16 +1,12 @@
-"""Converts items to chat messages, the input of chat templates.
+"""Converts items to chat messages, the input of chat templates, with marks where pictures are.
 
 Consecutive items of the assistant (reasoning, text, calls) become one message. A tool output names the call
 that it answers. ``MessageBuilder`` keeps the pending calls and counts calls, so that a delta converts to the
 same messages as within the whole context.
 
-Imports no library that runs templates: the chat engine writes messages with this, and works without them.
-
-How templates take pictures: as a mark in a text, or as a part of a content.
-
 In ``ChatMessage.content`` a mark stands for each picture, at its place in the text. A mark has the number of
-the picture among those of the messages that are written. What a template is given in its place is the
-``PictureForm`` that it takes.
+the picture among those of the messages that are written. What a template is given in its place, a text or a
+part of a content, is the ``PictureForm`` that it takes.
 """
 
 import re
@@ -50,13 +46,11 @@ from slipring.protocol.items.items import (
 from slipring.protocol.requests import TextFormat
 from slipring.protocol.tools.toolset import Toolset
 
-_MARK = re.compile("\ufdd0([0-9]{1,6})\ufdd1")
+_PICTURE_MARK = re.compile("\ufdd0([0-9]{1,6})\ufdd1")
 """Between two noncharacters, which no text has that is meant for others."""
 Role = Literal["system", "user", "assistant", "tool"]
 PICTURE_ROLES: tuple[Role, ...] = ("user", "tool", "system")
 """Of messages that clients put pictures into."""
-MOVED = "Pictures of the message above:\n"
-"""What precedes pictures that were moved to a message of the user."""
 
 
 class PictureForm(Struct, frozen=True, kw_only=True):
@@ -74,12 +68,12 @@ class PictureForm(Struct, frozen=True, kw_only=True):
     """Of the messages in which it writes pictures."""
 
 
-PARTS = (
+PICTURE_PARTS = (
     PictureForm(part={"type": "image"}),
     PictureForm(part={"type": "image_url", "image_url": {"url": ""}}),
 )
 """The forms that templates take, in the order in which they are tried."""
-INLINE = PictureForm()
+INLINE_PICTURES = PictureForm()
 """Marks stay in the text, for an engine that is sent text with marks of its own."""
 
 
@@ -93,29 +87,29 @@ def unmarked(text: str) -> str:
     return text.replace("\ufdd0", "\ufffd") if "\ufdd0" in text else text
 
 
-def has_marks(text: str) -> bool:
-    return "\ufdd0" in text and _MARK.search(text) is not None
+def has_picture_marks(text: str) -> bool:
+    return "\ufdd0" in text and _PICTURE_MARK.search(text) is not None
 
 
-def split_marks(text: str) -> Iterator[str | int]:
+def split_picture_marks(text: str) -> Iterator[str | int]:
     """The parts of a text: texts, and the numbers of the pictures between them."""
-    for place, piece in enumerate(_MARK.split(text)):
+    for place, piece in enumerate(_PICTURE_MARK.split(text)):
         if place % 2:
             yield int(piece)
         elif piece:
             yield piece
 
 
-def moved_marks(text: str) -> tuple[str, str]:
+def moved_picture_marks(text: str) -> tuple[str, str]:
     """A text without its marks, and the marks."""
-    return _MARK.sub("", text), "".join(found[0] for found in _MARK.finditer(text))
+    return _PICTURE_MARK.sub("", text), "".join(found[0] for found in _PICTURE_MARK.finditer(text))
 
 
 def written_content(content: str, text: Callable[[str], str], form: PictureForm | None) -> str | list[Any]:
     """The content of a message for a template. ``text`` is applied to all of it but the pictures."""
-    if form is None or not has_marks(content):
+    if form is None or not has_picture_marks(content):
         return text(content)
-    pieces: Sequence[str | int] = list(split_marks(content))
+    pieces: Sequence[str | int] = list(split_picture_marks(content))
     if form.part is None:
         return "".join(
             text(piece) if isinstance(piece, str) else form.text or picture_mark(piece) for piece in pieces
@@ -338,6 +332,17 @@ class MessageBuilder:
         return f"functions.{name}:{self.calls - 1}"
 
 
+def head_messages(head: Head, format: TextFormat, tools: str = "") -> list[ChatMessage]:
+    """Instructions, the answer format and ``tools``, a description of tools, as the first system message;
+    empty if there are none."""
+    parts = [head.instructions] if head.instructions else []
+    if tools:
+        parts.append(tools)
+    if format.kind != "text":
+        parts.append(describe_format(format))
+    return [ChatMessage(role="system", content=unmarked("\n\n".join(parts)))] if parts else []
+
+
 def _merge_assistant(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
     """Merge each run of assistant messages into one."""
     merged: list[ChatMessage] = []
@@ -370,14 +375,3 @@ def _arguments(text: str) -> Dict | str:
         return {}
     value = read_object(text)
     return text if value is None else value
-
-
-def head_messages(head: Head, format: TextFormat, tools: str = "") -> list[ChatMessage]:
-    """Instructions, the answer format and ``tools``, a description of tools, as the first system message;
-    empty if there are none."""
-    parts = [head.instructions] if head.instructions else []
-    if tools:
-        parts.append(tools)
-    if format.kind != "text":
-        parts.append(describe_format(format))
-    return [ChatMessage(role="system", content=unmarked("\n\n".join(parts)))] if parts else []

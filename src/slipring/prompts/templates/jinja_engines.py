@@ -12,8 +12,6 @@ Both count steps and not time: the same conversation always renders or always fa
 itself. For Jinja2, access to an attribute or an entry, calls, and steps of loops over lists and ranges spend
 fuel. minijinja keeps the GIL while a template runs. So templates get their lists as ``YieldingList``: when it
 fetches an entry, Python code runs, and the interpreter can switch to other threads.
-
-The values that templates are given: lists and JSON, and how deep and large JSON may be.
 """
 
 import json

@@ -11,18 +11,19 @@ from itertools import groupby
 from msgspec import Struct, structs
 
 from slipring.prompts.templates.chat_messages import (
-    MOVED,
     PICTURE_ROLES,
     ChatCall,
     ChatMessage,
     Role,
-    has_marks,
-    moved_marks,
+    has_picture_marks,
+    moved_picture_marks,
 )
 
 Write = Callable[[Sequence[ChatMessage]], str | None]
 """Writes messages with a template; None if the template refuses them."""
 
+MOVED_PICTURES = "Pictures of the message above:\n"
+"""What precedes pictures that were moved to a message of the user."""
 _REPLIES = ("", "OK.")
 """Texts of answers to outputs, in the order in which they are tried."""
 _FIRST, _SECOND, _THIRD = "FIRST-PROBE", "SECOND-PROBE", "THIRD-PROBE"
@@ -55,7 +56,7 @@ class MessageForms(Struct, frozen=True, kw_only=True):
 
     def adapt(self, messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
         """Bring messages into forms that the template accepts. Every text and picture is kept."""
-        if any(each.role not in self.pictured and has_marks(each.content) for each in messages):
+        if any(each.role not in self.pictured and has_picture_marks(each.content) for each in messages):
             messages = self._move_pictures(messages)
         if not self.several_calls:
             messages = _one_call_each(messages)
@@ -76,14 +77,14 @@ class MessageForms(Struct, frozen=True, kw_only=True):
         waiting = ""
         for message in messages:
             if waiting and message.role != "tool":
-                moved.append(ChatMessage(role="user", content=MOVED + waiting))
+                moved.append(ChatMessage(role="user", content=MOVED_PICTURES + waiting))
                 waiting = ""
             if message.role not in self.pictured:
-                text, marks = moved_marks(message.content)
+                text, marks = moved_picture_marks(message.content)
                 message = structs.replace(message, content=text) if marks else message
                 waiting += marks
             moved.append(message)
-        return [*moved, ChatMessage(role="user", content=MOVED + waiting)] if waiting else moved
+        return [*moved, ChatMessage(role="user", content=MOVED_PICTURES + waiting)] if waiting else moved
 
     def _adapt_systems(self, messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
         count = 0

@@ -1,9 +1,8 @@
 """A chat template and its properties, which are found out once, when a model is loaded.
 
 The template writes short conversations of placeholders. They show how it ends an answer, whether it numbers
-calls, which thoughts it drops, and what ``reasoning.effort`` changes.
-
-One conversation as a template writes it, with and without its last messages.
+calls, which thoughts it drops, and what ``reasoning.effort`` changes. ``Draft`` is one conversation as the
+template writes it, with and without its last messages.
 """
 
 import re
@@ -35,7 +34,7 @@ from slipring.prompts.templates.chat_messages import (
     PictureForm,
     Role,
     picture_mark,
-    split_marks,
+    split_picture_marks,
 )
 from slipring.prompts.templates.detection.family_formats import HERMES
 from slipring.prompts.templates.detection.format_detection import detect_format
@@ -174,7 +173,7 @@ class Draft:
         numbers: list[int] = []
         places: list[int] = []
         for piece in self.guard.mend(self._finder.split(text)):
-            for part in split_marks(piece) if isinstance(piece, str) and form.id is None else [piece]:
+            for part in split_picture_marks(piece) if isinstance(piece, str) and form.id is None else [piece]:
                 if isinstance(part, str):
                     ids += encoder.encode(part)
                     continue
@@ -262,6 +261,8 @@ class ProbedTemplate:
         self._placed = ControlTokenGuard(self._finder, lambda: "").text
         """What is written for a placeholder."""
         self._variables = variables
+        self._variables_by_effort: dict[tuple[str | None, bool], Variables] = {}
+        """By the effort, and whether all thoughts are kept."""
         self._require_user_message()
         self.detected = detected = detect_format(self._render_probe, model.source, model.response_template)
         # Tools that the template does not write are described in Hermes' form: calls are expected in it.
@@ -323,10 +324,15 @@ class ProbedTemplate:
         return "all" if self.keeps_thoughts or reasoning_context == "all_turns" else "template"
 
     def variables_of(self, effort: str | None, reasoning_context: str | None = None) -> Variables:
-        switches = self.detected.thinking
+        """The variables for an effort and a ``reasoning_context``, with those of the operator."""
         keeps = self.thoughts_kept(reasoning_context) == "all"
-        kept = switches.keep_variables() if keeps else NO_VARIABLES
-        return {**switches.variables(effort), **kept, **self._variables}
+        found = self._variables_by_effort.get((effort, keeps))
+        if found is None:
+            switches = self.detected.thinking
+            kept = switches.keep_variables() if keeps else NO_VARIABLES
+            found = {**switches.variables(effort), **kept, **self._variables}
+            self._variables_by_effort[effort, keeps] = found
+        return found
 
     def effort_changes_history(self, before: str | None, now: str | None, *, has_tools: bool) -> bool:
         """Whether a template writes another beginning or other earlier answers for another effort, instead of

@@ -24,6 +24,8 @@ from slipring.prompts.tokenization.windowed_encoder import WINDOW_CHARS, isolate
 
 _PROBE_CHARS = 128
 """Texts are probed in steps of this length. A word of three times the length covers a whole probe."""
+WORTH_LOADING_CHARS = 262_144
+"""So much text takes tokenizers nearly as long as it takes to load fastokens."""
 _ALPHANUMERIC = re.compile("[0-9A-Za-z]")
 _LETTER = re.compile(r"[^\W\d_]")
 _BREAK = re.compile(r"[\x00-@\[-`{-\x7f\u2010-\u205e\u3000-\u303f\uff01-\uff20]")
@@ -187,7 +189,3 @@ def _fill_gaps(vocabulary: dict[str, int]) -> None:
 def _joined_merges(merges: list[Any]) -> list[Any]:
     """Merges in the form that is read faster."""
     return [" ".join(pair) if isinstance(pair, list) else pair for pair in merges]
-
-
-WORTH_LOADING_CHARS = 262_144
-"""So much text takes tokenizers nearly as long as it takes to load fastokens."""

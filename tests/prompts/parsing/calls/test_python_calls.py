@@ -3,7 +3,7 @@
 import pytest
 
 from slipring.core.generation import Delta, Text
-from slipring.prompts.parsing.calls.call_arguments import python_literal
+from slipring.prompts.parsing.calls.python_literals import python_literal
 from slipring.protocol.tools.tool_choice import Offer
 from tests.prompts.parsing.answers import call, check, custom_call, function
 from tests.prompts.parsing.family_formats import LFM2, PYTHON_LIST

@@ -3,9 +3,10 @@
 import re
 from typing import Any, Final
 
-from slipring.prompts.parsing.calls.call_arguments import ArgumentSchema, TextCursor, arguments_of_members
+from slipring.prompts.parsing.calls.call_arguments import ArgumentSchema, arguments_of_members
 from slipring.prompts.parsing.calls.call_reader import MAX_NAME, CallReader, OfferedTools, skip_nested
 from slipring.prompts.parsing.calls.json_scanner import SPACE, Members, array_text, object_text, quoted
+from slipring.prompts.parsing.calls.python_literals import TextCursor
 from slipring.prompts.parsing.held_text import BrokenCall, HeldText, Reading, marker_finder
 from slipring.prompts.parsing.output_format import BracedCalls
 

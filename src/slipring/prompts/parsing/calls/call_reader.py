@@ -1,4 +1,4 @@
-"""The base class of the readers of calls: reads the marks before, after and between calls."""
+"""What all readers of calls share: the marks before, between and after calls, and which tool a name means."""
 
 import re
 from abc import ABC, abstractmethod
@@ -7,8 +7,9 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Final
 
-from slipring.prompts.parsing.calls.call_arguments import MAX_DEPTH, ArgumentSchema
+from slipring.prompts.parsing.calls.call_arguments import ArgumentSchema
 from slipring.prompts.parsing.calls.json_scanner import SPACE
+from slipring.prompts.parsing.calls.python_literals import MAX_DEPTH
 from slipring.prompts.parsing.held_text import BrokenCall, HeldText, MarkerFinder, Reading
 from slipring.prompts.parsing.output_format import CallLayout, is_unmistakable
 from slipring.prompts.tool_definitions import flat_name, parameters_of

@@ -2,9 +2,10 @@
 
 from typing import Final
 
-from slipring.prompts.parsing.calls.call_arguments import LiteralReader, arguments_of_members
+from slipring.prompts.parsing.calls.call_arguments import arguments_of_members
 from slipring.prompts.parsing.calls.call_reader import MAX_NAME, CallReader, OfferedTools, skip_nested
 from slipring.prompts.parsing.calls.json_calls import JsonCallReader
+from slipring.prompts.parsing.calls.python_literals import LiteralReader
 from slipring.prompts.parsing.held_text import BrokenCall, HeldText, Reading, marker_finder
 from slipring.prompts.parsing.output_format import JsonCalls, PythonCalls
 

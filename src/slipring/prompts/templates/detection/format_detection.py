@@ -4,10 +4,10 @@ The template writes earlier answers of the assistant as the model has learned to
 conversations are rendered and compared: what stands around the thoughts, the text and the calls of a probe
 are the marks of the model's ``OutputFormat``. Other formats are recognised by marks in the template's source.
 
-Reads ``response_template`` of ``tokenizer_config.json``, by which transformers parses a model's answers.
-
-It names regions of an answer (thoughts, text, calls) with their delimiters, which are literals or regular
-expressions. Only expressions of literals, white space, named groups and optional parts are read.
+A model may describe its answers itself: ``response_template`` of ``tokenizer_config.json``, by which
+transformers parses them. It names regions of an answer (thoughts, text, calls) with their delimiters, which
+are literals or regular expressions. Only expressions of literals, white space, named groups and optional
+parts are read. What it says takes precedence over what is rendered.
 """
 
 import re
@@ -53,159 +53,6 @@ from slipring.prompts.templates.detection.probes import (
 )
 from slipring.prompts.templates.detection.thinking_switches import ThinkingSwitches, find_switches
 from slipring.prompts.templates.detection.thought_detection import Thoughts, find_thoughts
-
-_THOUGHT_FIELDS = ("thinking", "reasoning_content", "reasoning")
-_MAX_PATTERN_CHARS = 1000
-_GROUP = re.compile(r"\(\?P<(\w+)>(?:[^()\\]|\\.)*\)")
-_OPTIONAL = re.compile(r"\(\?:((?:[^()\\]|\\.)*)\)\?")
-"""A part that may be missing: the header of a message within an answer."""
-_SPACE = re.compile(r"\\s[*+?]?|\\n\?|\[\^<\]\*")
-"""White space, or text up to a mark."""
-_META = re.compile(r"(?<!\\)[.*+?()\[\]{}^$|]|\\[wdbWDSB]")
-_PLACEHOLDER = re.compile(r"\{(?:content\.)?(\w+)\}")
-Spec = Mapping[str, Any]
-
-
-def read_response_template(template: Spec) -> OutputFormat | None:
-    """The output format that a response_template describes; None if it says more than a format can."""
-    fields = template.get("fields")
-    if not isinstance(fields, Mapping) or not all(isinstance(field, Mapping) for field in fields.values()):
-        return None
-    calls = fields.get("tool_calls", {})
-    if "<|channel|>" in str(calls.get("open_pattern", "")).replace("\\", ""):
-        return HARMONY
-    layout = _read_calls(calls)
-    if calls and layout is None:
-        return None
-    thoughts: Spec = next((fields[name] for name in _THOUGHT_FIELDS if name in fields), {})
-    content: Spec = fields.get("content", {})
-    opening = _delimiter(content, "open")
-    ignored = [opening, _delimiter(content, "close")] if opening else []
-    ignored += [mark for field in fields.values() for mark in _optional_marks(field)]
-    stops = [] if opening else _literals(content.get("close"))
-    return OutputFormat(
-        calls=layout,
-        think_open=_delimiter(thoughts, "open") or "",
-        think_close=_delimiter(thoughts, "close") or "",
-        ignored=tuple(dict.fromkeys(mark for mark in ignored if mark)),
-        stops=tuple(stops),
-    )
-
-
-def _mapping(value: object) -> Spec:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _literals(value: object) -> list[str]:
-    if isinstance(value, str):
-        return [value]
-    return [each for each in value if isinstance(each, str)] if isinstance(value, Sequence) else []
-
-
-def _first(value: object) -> str:
-    return next(iter(_literals(value)), "")
-
-
-def _delimiter(field: Spec, key: str) -> str | None:
-    """A delimiter as text, with white space where a pattern has some; None if it is a richer pattern."""
-    if key in field:
-        return _first(field[key])
-    parts = _parts(str(field.get(f"{key}_pattern", "")))
-    return parts[0] if parts is not None and len(parts) == 1 else None
-
-
-def _parts(pattern: str) -> list[str] | None:
-    """Divide a pattern at its named groups: literal, group's name, literal, …; None if it says more."""
-    if len(pattern) > _MAX_PATTERN_CHARS:
-        return None
-    parts: list[str] = []
-    for at, part in enumerate(_GROUP.split(_OPTIONAL.sub("", pattern))):
-        literal = part if at % 2 else _SPACE.sub("", part)
-        if at % 2 == 0 and _META.search(literal):
-            return None
-        parts.append(literal if at % 2 else re.sub(r"\\(.)", _unescape, literal))
-    return parts
-
-
-def _optional_marks(field: Spec) -> list[str]:
-    """What may precede a region: no content."""
-    marks = [
-        _parts(part) for part in _OPTIONAL.findall(str(field.get("open_pattern", ""))[:_MAX_PATTERN_CHARS])
-    ]
-    return [parts[0] for parts in marks if parts is not None and len(parts) == 1]
-
-
-def _unescape(escape: re.Match[str]) -> str:
-    return {"n": "\n", "t": "\t"}.get(escape.group(1), escape.group(1))
-
-
-def _read_calls(field: Spec) -> Calls | None:
-    if field.get("content") == "xml-inline":
-        return _read_tagged(field)
-    if field.get("content") != "json":
-        return None
-    arguments: Spec = _mapping(field.get("content_args"))
-    if "(?P<" in str(field.get("open_pattern", "")):
-        parts = _parts(str(field["open_pattern"]))
-        if parts is None or len(parts) != 3 or parts[1] != "name":
-            return None
-        close = _delimiter(field, "close") or ""
-        if arguments.get("unquoted_keys"):
-            return _braced(parts, close, arguments)
-        return NamedJsonCalls(open=parts[0], arguments_open=parts[2], close=close) if parts[2] else None
-    return _read_json(field)
-
-
-def _braced(parts: Sequence[str], close: str, arguments: Spec) -> Calls | None:
-    delimiters = arguments.get("string_delims")
-    tag = re.search(r"\w+:$", parts[0])
-    if not isinstance(delimiters, list) or not delimiters or tag is None:
-        return None
-    return BracedCalls(
-        open=parts[0][: tag.start()], close=close, name_open=tag.group(), quote=_first(delimiters[0])
-    )
-
-
-def _read_json(field: Spec) -> Calls | None:
-    keys = _mapping(_mapping(field.get("transform")).get("function"))
-    name = _PLACEHOLDER.fullmatch(str(keys.get("name", "{name}")))
-    arguments = _PLACEHOLDER.fullmatch(str(keys.get("arguments", "{arguments}")))
-    open, close = _delimiter(field, "open"), _delimiter(field, "close")
-    if name is None or arguments is None or not open:
-        return None
-    name_key, arguments_key = name.group(1), arguments.group(1)
-    if field.get("transform_each"):
-        return JsonCalls(
-            section_open=open,
-            section_close=close or "",
-            is_array=True,
-            name_key=name_key,
-            arguments_key=arguments_key,
-        )
-    return JsonCalls(open=open, close=close or "", name_key=name_key, arguments_key=arguments_key)
-
-
-def _read_tagged(field: Spec) -> Calls | None:
-    arguments: Spec = _mapping(field.get("content_args"))
-    opening = _parts(str(field.get("open_pattern", "")))
-    tag = _parts(str(arguments.get("tag_pattern", "")))
-    close = _delimiter(field, "close")
-    if opening is None or tag is None or opening[1:2] != ["name"] or [*tag[1::2]] != ["key", "value"]:
-        return None
-    name_open = re.search(r"<[^<>]*$", opening[0])
-    open = opening[0][: name_open.start()] if name_open else opening[0]
-    inner = re.match(r"<([^\s=<>]+)", name_open.group()) if name_open else None
-    return TaggedCalls(
-        open=open,
-        close=close or "",
-        name_open=name_open.group() if name_open else "",
-        name_close=opening[2],
-        arguments_close=f"</{inner.group(1)}>" if inner and open else "",
-        key_open=tag[0],
-        key_close=tag[2],
-        value_close=tag[4],
-    )
-
 
 _LAYOUTS: Mapping[type, str] = {
     JsonCalls: "JSON calls",
@@ -278,7 +125,7 @@ def _find_format(
             f"{layout_in_words(known.format)} of {known.family}, known by marks in the template",
         )
     found = find_calls(probe, thoughts) if writes_calls else None
-    calls, how = _calls(found, source)
+    calls, how = _rendered_calls(found, source)
     ignored = _ignored(probe, thoughts, calls, source)
     format = OutputFormat(
         calls=calls,
@@ -290,7 +137,7 @@ def _find_format(
     return format, how
 
 
-def _calls(found: Found | None, source: str) -> tuple[Calls | None, str]:
+def _rendered_calls(found: Found | None, source: str) -> tuple[Calls | None, str]:
     """The layout of calls, and how it was found."""
     if found is not None:
         calls = found.calls
@@ -402,3 +249,156 @@ def _agree(one: OutputFormat, other: OutputFormat) -> bool:
         return one.is_harmony
     opens = [(calls.section_open + calls.open).split() for calls in (one.calls, other.calls)]
     return opens[0] == opens[1] and one.think_close.strip() == other.think_close.strip()
+
+
+_THOUGHT_FIELDS = ("thinking", "reasoning_content", "reasoning")
+_MAX_PATTERN_CHARS = 1000
+_GROUP = re.compile(r"\(\?P<(\w+)>(?:[^()\\]|\\.)*\)")
+_OPTIONAL = re.compile(r"\(\?:((?:[^()\\]|\\.)*)\)\?")
+"""A part that may be missing: the header of a message within an answer."""
+_SPACE = re.compile(r"\\s[*+?]?|\\n\?|\[\^<\]\*")
+"""White space, or text up to a mark."""
+_META = re.compile(r"(?<!\\)[.*+?()\[\]{}^$|]|\\[wdbWDSB]")
+_PLACEHOLDER = re.compile(r"\{(?:content\.)?(\w+)\}")
+Spec = Mapping[str, Any]
+"""A response_template, or a part of one."""
+
+
+def read_response_template(template: Spec) -> OutputFormat | None:
+    """The output format that a response_template describes; None if it says more than a format can."""
+    fields = template.get("fields")
+    if not isinstance(fields, Mapping) or not all(isinstance(field, Mapping) for field in fields.values()):
+        return None
+    calls = fields.get("tool_calls", {})
+    if "<|channel|>" in str(calls.get("open_pattern", "")).replace("\\", ""):
+        return HARMONY
+    layout = _described_calls(calls)
+    if calls and layout is None:
+        return None
+    thoughts: Spec = next((fields[name] for name in _THOUGHT_FIELDS if name in fields), {})
+    content: Spec = fields.get("content", {})
+    opening = _delimiter(content, "open")
+    ignored = [opening, _delimiter(content, "close")] if opening else []
+    ignored += [mark for field in fields.values() for mark in _optional_marks(field)]
+    stops = [] if opening else _literals(content.get("close"))
+    return OutputFormat(
+        calls=layout,
+        think_open=_delimiter(thoughts, "open") or "",
+        think_close=_delimiter(thoughts, "close") or "",
+        ignored=tuple(dict.fromkeys(mark for mark in ignored if mark)),
+        stops=tuple(stops),
+    )
+
+
+def _mapping(value: object) -> Spec:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _literals(value: object) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    return [each for each in value if isinstance(each, str)] if isinstance(value, Sequence) else []
+
+
+def _first_literal(value: object) -> str:
+    return next(iter(_literals(value)), "")
+
+
+def _delimiter(field: Spec, key: str) -> str | None:
+    """A delimiter as text, with white space where a pattern has some; None if it is a richer pattern."""
+    if key in field:
+        return _first_literal(field[key])
+    parts = _pattern_parts(str(field.get(f"{key}_pattern", "")))
+    return parts[0] if parts is not None and len(parts) == 1 else None
+
+
+def _pattern_parts(pattern: str) -> list[str] | None:
+    """Divide a pattern at its named groups: literal, group's name, literal, …; None if it says more."""
+    if len(pattern) > _MAX_PATTERN_CHARS:
+        return None
+    parts: list[str] = []
+    for at, part in enumerate(_GROUP.split(_OPTIONAL.sub("", pattern))):
+        literal = part if at % 2 else _SPACE.sub("", part)
+        if at % 2 == 0 and _META.search(literal):
+            return None
+        parts.append(literal if at % 2 else re.sub(r"\\(.)", _unescape, literal))
+    return parts
+
+
+def _optional_marks(field: Spec) -> list[str]:
+    """What may precede a region: no content."""
+    pattern = str(field.get("open_pattern", ""))[:_MAX_PATTERN_CHARS]
+    marks = map(_pattern_parts, _OPTIONAL.findall(pattern))
+    return [parts[0] for parts in marks if parts is not None and len(parts) == 1]
+
+
+def _unescape(escape: re.Match[str]) -> str:
+    return {"n": "\n", "t": "\t"}.get(escape.group(1), escape.group(1))
+
+
+def _described_calls(field: Spec) -> Calls | None:
+    if field.get("content") == "xml-inline":
+        return _described_tags(field)
+    if field.get("content") != "json":
+        return None
+    arguments: Spec = _mapping(field.get("content_args"))
+    if "(?P<" in str(field.get("open_pattern", "")):
+        parts = _pattern_parts(str(field["open_pattern"]))
+        if parts is None or len(parts) != 3 or parts[1] != "name":
+            return None
+        close = _delimiter(field, "close") or ""
+        if arguments.get("unquoted_keys"):
+            return _described_braces(parts, close, arguments)
+        return NamedJsonCalls(open=parts[0], arguments_open=parts[2], close=close) if parts[2] else None
+    return _described_json(field)
+
+
+def _described_braces(parts: Sequence[str], close: str, arguments: Spec) -> Calls | None:
+    delimiters = arguments.get("string_delims")
+    tag = re.search(r"\w+:$", parts[0])
+    if not isinstance(delimiters, list) or not delimiters or tag is None:
+        return None
+    return BracedCalls(
+        open=parts[0][: tag.start()], close=close, name_open=tag.group(), quote=_first_literal(delimiters[0])
+    )
+
+
+def _described_json(field: Spec) -> Calls | None:
+    keys = _mapping(_mapping(field.get("transform")).get("function"))
+    name = _PLACEHOLDER.fullmatch(str(keys.get("name", "{name}")))
+    arguments = _PLACEHOLDER.fullmatch(str(keys.get("arguments", "{arguments}")))
+    open, close = _delimiter(field, "open"), _delimiter(field, "close")
+    if name is None or arguments is None or not open:
+        return None
+    name_key, arguments_key = name.group(1), arguments.group(1)
+    if field.get("transform_each"):
+        return JsonCalls(
+            section_open=open,
+            section_close=close or "",
+            is_array=True,
+            name_key=name_key,
+            arguments_key=arguments_key,
+        )
+    return JsonCalls(open=open, close=close or "", name_key=name_key, arguments_key=arguments_key)
+
+
+def _described_tags(field: Spec) -> Calls | None:
+    arguments: Spec = _mapping(field.get("content_args"))
+    opening = _pattern_parts(str(field.get("open_pattern", "")))
+    tag = _pattern_parts(str(arguments.get("tag_pattern", "")))
+    close = _delimiter(field, "close")
+    if opening is None or tag is None or opening[1:2] != ["name"] or [*tag[1::2]] != ["key", "value"]:
+        return None
+    name_open = re.search(r"<[^<>]*$", opening[0])
+    open = opening[0][: name_open.start()] if name_open else opening[0]
+    inner = re.match(r"<([^\s=<>]+)", name_open.group()) if name_open else None
+    return TaggedCalls(
+        open=open,
+        close=close or "",
+        name_open=name_open.group() if name_open else "",
+        name_close=opening[2],
+        arguments_close=f"</{inner.group(1)}>" if inner and open else "",
+        key_open=tag[0],
+        key_close=tag[2],
+        value_close=tag[4],
+    )
