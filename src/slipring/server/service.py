@@ -40,7 +40,11 @@ from slipring.server.access.content_encryption import KeyedSeal, new_key
 from slipring.server.access.model_permissions import Permitted, Selection
 from slipring.server.access.quotas import Quotas
 from slipring.server.clock import clock, now, shared_now
-from slipring.server.connections.open_connections import Connections, raise_limit, room_for_connections
+from slipring.server.connections.open_connections import (
+    Connections,
+    raise_descriptor_limit,
+    room_for_connections,
+)
 from slipring.server.document_reading import DocumentReader
 from slipring.server.hosted_tools.permitted_servers import Registry
 from slipring.server.hosted_tools.runner import ToolRunner
@@ -112,7 +116,7 @@ class Service:
         self.peers = Peers(self.node_id, store.cluster, positions)
         self.requests = Ledger(limits.tenant_request_bytes, limits.request_bytes)
         """Bytes of requests that are being received, wait or are served."""
-        room = room_for_connections(raise_limit(), limits.max_connections)
+        room = room_for_connections(raise_descriptor_limit(), limits.max_connections)
         self.connections = Connections(limits, room, self.requests, now)
         self.decoder = RequestDecoder(
             self.requests, self.items, digests=limits.recognised_s > 0, inspects=bool(config.checks)
