@@ -8,7 +8,7 @@ import asyncio
 import logging
 import math
 import os
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Generic, Protocol, TypeVar
@@ -71,6 +71,7 @@ log = logging.getLogger("slipring")
 
 _ITEMS_SHARE, _HEADS_SHARE = 4, 16
 """Known items and heads may use ``recognised_bytes`` divided by these, and known contexts the rest."""
+_RECENT_HTTP_TURNS = 64
 _CHECKED_AT_ONCE = 100
 """Clients that are checked before the event loop may do other work."""
 _ACTIVE_S = 2.0
@@ -161,6 +162,8 @@ class Service:
         """Number of open WebSockets."""
         self.sockets_opened = 0
         """Number of WebSockets that have been opened; the last one has this number."""
+        self.recent_http_turns: deque[EndedTurn] = deque(maxlen=_RECENT_HTTP_TURNS)
+        """The latest turns over HTTP. Each socket keeps its own."""
         self.turn_observers: list[Observer] = []
         self.content_observers: list[ContentObserver] = []
         self.traces: TraceCounts | None = None
@@ -258,6 +261,8 @@ class Service:
         ``content``: only needed if there are ``content_observers``.
         """
         turn_log.write(turn)
+        if not turn.origin.connection:
+            self.recent_http_turns.append(turn)
         for observe in self.turn_observers:
             observe(turn)
         for observe_content in self.content_observers:

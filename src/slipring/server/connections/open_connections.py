@@ -28,7 +28,7 @@ from slipring.server.connections.slow_clients import (
 log = logging.getLogger("slipring")
 
 _RESERVED_DESCRIPTORS = 64
-"""Reserved at least for files, the store, child processes and connections to engines."""
+"""Reserved at least, for files, the store, child processes and connections to engines."""
 _RESERVED_SHARE = 0.2
 """Reserved at least, as a share of all: a remote engine needs one for every running response."""
 _FEW_CONNECTIONS = 1000

@@ -1,5 +1,5 @@
-"""The recorder: takes the turns that have ended, decides which recording each belongs to, and writes the
-files, within limits on their size and number.
+"""The recorder of ``serve --record``: takes the turns that have ended, decides which recording each belongs
+to, and writes the files, which can be replayed, within limits on their size and number.
 
 Handing a turn over costs the event loop a few references; a thread does the rest. If the thread does not keep
 up, or a file or the directory is full, turns are dropped and counted; no turn waits for a recording.

@@ -22,7 +22,7 @@ from slipring.engines.base import Engine
 from slipring.engines.catalog import Catalog, Entry, open_engine, position_codec
 from slipring.engines.tokens.tokenizer_threads import TokenizerThreads
 from slipring.protocol.items.items import Effort
-from slipring.server.access.auth import require_keys
+from slipring.server.access.auth import require_keys, require_one_tenant
 from slipring.server.access.content_encryption import open_seal
 from slipring.server.access.quotas import EXCHANGE_INTERVAL_S
 from slipring.server.admin.listener import AdminListener
@@ -165,13 +165,7 @@ class Server:
             raise StartupError(error.message) from None
         if self.service.keyring.is_open:
             require_keys(self.config)
-        if self.service.keyring.may_have_several_tenants:
-            for engine in self.catalog.engines:
-                if engine.serves_one_tenant:
-                    raise StartupError(
-                        f"--engine {engine.name} serves one tenant only with these options, and the API keys"
-                        " are for several: its response times would tell one what another wrote"
-                    )
+        require_one_tenant(self.service.keyring, self.catalog.engines)
         open_port = bind_shared if self.config.workers > 1 else listen
         return open_port(self.config.host, self.config.port)
 

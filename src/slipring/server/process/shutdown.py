@@ -3,7 +3,7 @@ and the operator are told meanwhile.
 
 SIGTERM and SIGINT start a graceful stop; the second of them makes it immediate. SIGHUP starts a graceful stop
 too, but never makes it immediate, and is ignored if it was ignored when the process started, as by nohup.
-SIGUSR1 and SIGUSR2 are logged and otherwise ignored. A supervisor asks its workers in the same way.
+SIGUSR1 and SIGUSR2 are logged and otherwise ignored. A worker is asked by its supervisor instead.
 
 While a server drains, nothing new is accepted, and running responses finish within the deadline.
 """
