@@ -25,7 +25,7 @@ from tests.harness import TERMINAL, Running, Socket, serve
 from tests.model import SharedModel, loaded
 from tests.prompts.gguf_writer import write_projector, write_tiny_model
 from tests.prompts.vocabulary import short_metadata
-from tests.server.cluster.test_parking import cut
+from tests.server.test_parking import cut
 
 Json = dict[str, Any]
 KINDS = ("llama", "vllm", "vllm-chat", "sglang", "sglang-text")

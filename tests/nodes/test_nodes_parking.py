@@ -15,9 +15,9 @@ from tests.commands.test_cli import FAST as FAST_FLAGS
 from tests.commands.test_cli import Process, launched
 from tests.harness import FAST, PuppetEngine, Running, serve
 from tests.nodes.pairs import node_of, pair
-from tests.server.cluster.test_parking import TWO_TENANTS, chain, cut
 from tests.server.issuing import bearer
 from tests.server.process.test_workers import health_by_pid
+from tests.server.test_parking import TWO_TENANTS, chain, cut
 
 ZERO_RETENTION = {"OpenAI-Beta": "slipring_zero_retention=v1"}
 MOST_CONNECTIONS = 64

@@ -13,8 +13,10 @@ except ImportError:  # not available on every platform
 _BOTH = {"asyncio": asyncio.new_event_loop, "uvloop": new_uvloop}
 _ON_BOTH = (
     "test_connection",
-    "test_connection_limits",
     "test_fair_reading",
+    "test_open_connections",
+    "test_request_bodies",
+    "test_slow_clients",
     "test_drain",
     "test_websocket_protocol",
 )

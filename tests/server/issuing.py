@@ -27,7 +27,7 @@ async def serve_stored(path: Path, engine: str | Engine = FAST, **settings: Any)
     """A server on the store of this directory. The clock of its quotas does not advance, and it exchanges key
     usage with the store only when a test calls ``sync_keys``, and when it stops."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(server_process, "_EXCHANGE_INTERVAL_S", 3600.0)
+        patch.setattr(server_process, "EXCHANGE_INTERVAL_S", 3600.0)
         async with serve(engine, store=stored(path), **settings) as server:
             server.service.quotas.now = lambda: NOW
             yield server

@@ -22,9 +22,9 @@ from yarl import URL
 from slipring.core.generation import Accepted, Emit, Finished, Job, Text, deliver
 from slipring.server.peers import PATH, TENANT
 from tests.harness import TERMINAL, PuppetEngine, Running, Socket, serve
-from tests.server.cluster.test_parking import cut
 from tests.server.issuing import issue, revoke
 from tests.server.raw import until
+from tests.server.test_parking import cut
 
 Json = dict[str, Any]
 

@@ -14,8 +14,8 @@ from tests.chat_api import USER, Chat, Json, joined
 from tests.chat_wire import read_stream
 from tests.harness import PuppetEngine, serve
 from tests.server.issuing import issue, serve_stored
+from tests.server.observation.recordings import only, texts
 from tests.server.raw import until
-from tests.server.recording.recordings import only, texts
 from tests.server.test_safety_checks import Guard, entry
 
 pytestmark = pytest.mark.usefixtures("compiled_here")

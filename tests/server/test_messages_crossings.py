@@ -15,8 +15,8 @@ from tests.harness import PuppetEngine, serve
 from tests.messages_api import MessagesApi, Refused
 from tests.messages_wire import Json
 from tests.server.issuing import issue, revoke, serve_stored
+from tests.server.observation.recordings import only, texts
 from tests.server.raw import until
-from tests.server.recording.recordings import only, texts
 from tests.server.test_safety_checks import Guard, entry
 from tests.server.tracing.collector import collect
 

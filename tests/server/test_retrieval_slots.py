@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from slipring.base.tenant_slots import TenantSlots
 from slipring.core.limits import Limits
 from tests.harness import serve
-from tests.server.connections.test_connection_limits import Clock, request
+from tests.server.connections.limited import Clock, request
 from tests.server.raw import open_tcp, until
 
 MIB = 2**20

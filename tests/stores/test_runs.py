@@ -11,8 +11,7 @@ from slipring.protocol import wire
 from slipring.protocol.responses import Response
 from slipring.protocol.tools.toolset import Toolset
 from slipring.server.access.content_encryption import KeyedSeal, new_key
-from slipring.server.background import cancelled_and_orphaned_runs
-from slipring.server.background.cancelled_and_orphaned_runs import Claim
+from slipring.server.background.cancelled_and_orphaned_runs import Claim, cancel_run, fail_abandoned
 from slipring.stores.conversations import Appended, Conversation
 from slipring.stores.databases.database import UniqueViolated
 from slipring.stores.runs import Beginning, Lease, LeaseLost, Run
@@ -136,9 +135,7 @@ async def test_a_run_whose_response_is_saved_as_failed_ends_as_failed(store: Sto
     assert (await read(store)).status == "failed"
 
 
-@pytest.mark.parametrize(
-    "ending", [cancelled_and_orphaned_runs.cancel, cancelled_and_orphaned_runs.fail_abandoned]
-)
+@pytest.mark.parametrize("ending", [cancel_run, fail_abandoned])
 async def test_a_run_is_ended_with_the_failed_response_that_its_owner_has_saved(
     store: Store, ending: Callable[[Store, Run, Claim], Awaitable[object]]
 ) -> None:
@@ -352,9 +349,7 @@ async def test_what_a_run_began_with_goes_with_it(store: Store, ending: str) -> 
     assert await store.runs.beginning("t", "resp_1") is None
 
 
-@pytest.mark.parametrize(
-    "ending", [cancelled_and_orphaned_runs.cancel, cancelled_and_orphaned_runs.fail_abandoned]
-)
+@pytest.mark.parametrize("ending", [cancel_run, fail_abandoned])
 async def test_a_node_that_dies_between_saving_and_ending_a_run_leaves_it_to_others(
     store: Store, ending: Callable[[Store, Run, Claim], Awaitable[object]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -370,10 +365,8 @@ async def test_a_node_that_dies_between_saving_and_ending_a_run_leaves_it_to_oth
         with pytest.raises(ConnectionError):
             await ending(store, await read(store), Claim("first", 99.0, KeyedSeal([new_key()])))
     assert (await read(store)).is_open
-    await cancelled_and_orphaned_runs.cancel(
-        store, await read(store), Claim("second", 99.0, KeyedSeal([new_key()]))
-    )
-    ended = "cancelled" if ending is cancelled_and_orphaned_runs.cancel else "failed"
+    await cancel_run(store, await read(store), Claim("second", 99.0, KeyedSeal([new_key()])))
+    ended = "cancelled" if ending is cancel_run else "failed"
     assert (await read(store)).status == ended
     loaded = await store.responses.load("t", "resp_1")
     assert loaded is not None

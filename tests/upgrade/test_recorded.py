@@ -24,7 +24,7 @@ from slipring.server.peers import SIGNATURE, Peers
 from slipring.stores.databases.schema import MIGRATIONS
 from slipring.stores.nodes import Node
 from tests.harness import Running, serve
-from tests.server.cluster.test_parking import cut
+from tests.server.test_parking import cut
 from tests.upgrade.contents import ENGINE, Client, Json, check, socket_turn, tool_loop
 from tests.upgrade.recording import QUESTION, RECORDED, TENANT, announce
 

@@ -39,7 +39,11 @@ from slipring.engines.hub.model_names import (
 )
 from slipring.engines.hub.quantization_and_memory import available_memory, gigabytes
 from slipring.server.access.auth import require_admin_key, require_keys
-from slipring.server.connections.open_connections import is_reduced, raise_limit, room_for_connections
+from slipring.server.connections.open_connections import (
+    is_room_reduced,
+    raise_descriptor_limit,
+    room_for_connections,
+)
 from slipring.server.process.listening_sockets import listen
 from slipring.stores.store import default_file, open_store
 
@@ -86,10 +90,10 @@ def check_machine(config: Config) -> list[Finding]:
 
 def check_open_files(config: Config) -> list[Finding]:
     wanted = config.limits.max_connections
-    room = room_for_connections(raise_limit(), wanted)
+    room = room_for_connections(raise_descriptor_limit(), wanted)
     what = f"room for {room} connections, of {wanted} that the settings allow"
     remedy = "raise the hard limit (ulimit -Hn, LimitNOFILE=)"
-    return [_checked("open files", what, is_ok=not is_reduced(room, wanted), remedy=remedy)]
+    return [_checked("open files", what, is_ok=not is_room_reduced(room, wanted), remedy=remedy)]
 
 
 def check_store(config: Config) -> list[Finding]:

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import math
 import os
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Generic, Protocol, TypeVar
@@ -40,7 +40,11 @@ from slipring.server.access.content_encryption import KeyedSeal, new_key
 from slipring.server.access.model_permissions import Permitted, Selection
 from slipring.server.access.quotas import Quotas
 from slipring.server.clock import clock, now, shared_now
-from slipring.server.connections.open_connections import Connections, raise_limit, room_for_connections
+from slipring.server.connections.open_connections import (
+    Connections,
+    raise_descriptor_limit,
+    room_for_connections,
+)
 from slipring.server.document_reading import DocumentReader
 from slipring.server.hosted_tools.permitted_servers import Registry
 from slipring.server.hosted_tools.runner import ToolRunner
@@ -67,6 +71,7 @@ log = logging.getLogger("slipring")
 
 _ITEMS_SHARE, _HEADS_SHARE = 4, 16
 """Known items and heads may use ``recognised_bytes`` divided by these, and known contexts the rest."""
+_RECENT_HTTP_TURNS = 64
 _CHECKED_AT_ONCE = 100
 """Clients that are checked before the event loop may do other work."""
 _ACTIVE_S = 2.0
@@ -112,7 +117,7 @@ class Service:
         self.peers = Peers(self.node_id, store.cluster, positions)
         self.requests = Ledger(limits.tenant_request_bytes, limits.request_bytes)
         """Bytes of requests that are being received, wait or are served."""
-        room = room_for_connections(raise_limit(), limits.max_connections)
+        room = room_for_connections(raise_descriptor_limit(), limits.max_connections)
         self.connections = Connections(limits, room, self.requests, now)
         self.decoder = RequestDecoder(
             self.requests, self.items, digests=limits.recognised_s > 0, inspects=bool(config.checks)
@@ -157,6 +162,8 @@ class Service:
         """Number of open WebSockets."""
         self.sockets_opened = 0
         """Number of WebSockets that have been opened; the last one has this number."""
+        self.recent_http_turns: deque[EndedTurn] = deque(maxlen=_RECENT_HTTP_TURNS)
+        """The latest turns over HTTP. Each socket keeps its own."""
         self.turn_observers: list[Observer] = []
         self.content_observers: list[ContentObserver] = []
         self.traces: TraceCounts | None = None
@@ -254,6 +261,8 @@ class Service:
         ``content``: only needed if there are ``content_observers``.
         """
         turn_log.write(turn)
+        if not turn.origin.connection:
+            self.recent_http_turns.append(turn)
         for observe in self.turn_observers:
             observe(turn)
         for observe_content in self.content_observers:

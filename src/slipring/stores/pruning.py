@@ -12,6 +12,8 @@ from slipring.stores.nodes import removal_of_unseen
 
 NEVER = 2**62
 """The ``expires_at`` of data that does not expire."""
+PRUNE_INTERVAL_S = 60.0
+"""How often a server prunes its store."""
 
 
 class Expiry:

@@ -331,7 +331,7 @@ async def test_secrets_are_neither_logged_nor_sent(tmp_path: Path, caplog: pytes
 async def test_the_exchange_is_repeated_after_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(server_process, "_EXCHANGE_INTERVAL_S", 0.01)
+    monkeypatch.setattr(server_process, "EXCHANGE_INTERVAL_S", 0.01)
     async with serve(store=stored(tmp_path)) as server:
         await issue(server)
         exchanged: asyncio.Queue[None] = asyncio.Queue()

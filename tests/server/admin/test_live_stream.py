@@ -206,7 +206,7 @@ async def test_nothing_is_collected_while_nobody_watches() -> None:
         assert view._ended == []
         await stream_of_one(admin_url(server), server.http)
         async with asyncio.timeout(300):
-            while view._is_watched:  # noqa: ASYNC110
+            while view._observe in server.service.turn_observers:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         await socket.response(input="x")
         assert view._ended == []

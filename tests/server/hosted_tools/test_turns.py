@@ -16,7 +16,7 @@ from slipring.core.generation import CallArguments, CallEnded, CallStarted, Text
 from slipring.core.limits import Limits
 from slipring.engines.catalog import open_engine
 from slipring.protocol.items.item_pictures import base64_of, pictures
-from slipring.server.background import cancelled_and_orphaned_runs
+from slipring.server.background.cancelled_and_orphaned_runs import Claim, fail_abandoned
 from tests.api import Api
 from tests.harness import PuppetEngine, Running, serve
 from tests.mcp.fakes import ADD, Exchange, FakeServer, Reply, event, result, serving, text
@@ -487,10 +487,10 @@ async def test_a_call_that_had_begun_when_its_server_died_has_failed() -> None:
         await recorded(running, begun["id"], b"response.mcp_call.completed")
         # Another node takes the run over, as it does when the lease of the owner has expired.
         run = await runs.read("default", begun["id"])
-        await cancelled_and_orphaned_runs.fail_abandoned(
+        await fail_abandoned(
             running.service.store,
             run,
-            cancelled_and_orphaned_runs.Claim("other", run.lease_until, running.service.seal),
+            Claim("other", run.lease_until, running.service.seal),
         )
         failed = await api.read(begun["id"])
         assert failed["status"] == "failed"

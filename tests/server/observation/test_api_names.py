@@ -15,8 +15,8 @@ from tests.commands.top.sample import ended
 from tests.harness import PuppetEngine, Running, serve
 from tests.messages_api import MessagesApi, Refused
 from tests.server.admin.watching import ANY_PORT, admin_url, watch
+from tests.server.observation.recordings import files
 from tests.server.observation.test_metrics import samples
-from tests.server.recording.recordings import files
 from tests.server.tracing.collector import collect
 
 NAMES = ("responses", "chat_completions", "messages")

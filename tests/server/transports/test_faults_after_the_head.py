@@ -150,7 +150,7 @@ async def test_a_socket_is_cut_off(monkeypatch: pytest.MonkeyPatch, method: str)
 
 async def test_an_echo_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     async with serve(echo=True) as server:
-        monkeypatch.setattr(websocket, "_repeat", failing)
+        monkeypatch.setattr(websocket, "_echo_messages", failing)
         await socket_ends(server, f"/v1{websocket.ECHO_PATH}")
         assert server.service.sockets == 0
 

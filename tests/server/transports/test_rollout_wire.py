@@ -10,8 +10,8 @@ from slipring.core.generation import CallArguments, CallStarted
 from slipring.core.limits import Limits
 from tests.api import Api
 from tests.harness import TERMINAL, WEATHER, PuppetEngine, Socket, serve
-from tests.server.cluster.test_parking import cut
 from tests.server.raw import until
+from tests.server.test_parking import cut
 
 pytestmark = pytest.mark.usefixtures("compiled_here")
 

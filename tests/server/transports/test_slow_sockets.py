@@ -13,7 +13,7 @@ from slipring.core.limits import Limits
 from slipring.server.transports import websocket
 from tests.harness import FAST, TERMINAL, Performance, PuppetEngine, Running, read_sse, serve
 from tests.server.background.test_expired_leases import LEASE_S, Clocks, background, nodes
-from tests.server.connections.test_connection_limits import Clock, narrow_all
+from tests.server.connections.limited import Clock, narrow_all
 from tests.server.issuing import issue, revoke, serve_stored
 from tests.server.raw import (
     CLOSE,

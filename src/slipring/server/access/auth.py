@@ -10,6 +10,7 @@ cannot use a server on its visitor's machine.
 import contextlib
 import hmac
 from collections.abc import Iterable, Mapping
+from typing import Protocol
 
 from msgspec import Struct
 
@@ -151,6 +152,22 @@ def require_admin_key(config: Config, host: str) -> None:
         f"refusing to show what this server does on {host} without a key: set --admin-key or"
         " SLIPRING_ADMIN_KEY, or choose a loopback address with --admin"
     )
+
+
+class _Engine(Protocol):
+    name: str
+    serves_one_tenant: bool
+
+
+def require_one_tenant(keyring: Keyring, engines: Iterable[_Engine]) -> None:
+    """Raise ``StartupError`` if callers may belong to several tenants, and an engine serves one only."""
+    if keyring.may_have_several_tenants:
+        for engine in engines:
+            if engine.serves_one_tenant:
+                raise StartupError(
+                    f"--engine {engine.name} serves one tenant only with these options, and the API keys"
+                    " are for several: its response times would tell one what another wrote"
+                )
 
 
 def require_keys(config: Config) -> None:

@@ -24,6 +24,8 @@ from slipring.stores.keys import Key, Keys, Usage
 
 log = logging.getLogger("slipring")
 
+EXCHANGE_INTERVAL_S = 1.0
+"""How often a server exchanges usage with the store."""
 _STALE_S = 2.0
 """An older total is read again before it is used. In steady use, totals are never that old."""
 _IN_USE_S = 60.0

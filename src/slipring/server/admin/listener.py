@@ -1,13 +1,10 @@
-"""The HTTP server of the admin listener: who may read what, and the routes.
+"""The HTTP server of the admin listener: who may read what, the routes, and the readers of the live stream.
 
 - The page is served to every client that can connect: it contains nothing of this server. The data needs the
   admin key, if there is one. Without a key, only this machine can connect.
-- A web page from elsewhere must not read the data through its visitor's browser. Requests that a browser
-  marks as coming from another origin are refused. Without a key, so are requests for a host name that is not
-  this machine's: somebody else may own such a name and make it resolve to this address.
+- Only web pages of this listener itself may read the data: ``origins`` refuses those from elsewhere.
 - The page may load nothing but its own files.
-
-The readers of the live stream: how many there may be, and that a slow one is disconnected.
+- The live stream has a limited number of readers, and a slow one is disconnected.
 """
 
 import asyncio
@@ -18,7 +15,6 @@ import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Protocol
-from urllib.parse import urlsplit
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
@@ -28,7 +24,6 @@ from slipring.base.errors import (
     AuthenticationFailed,
     InvalidRequest,
     NotFound,
-    PermissionDenied,
     RateLimited,
     ServerError,
     StartupError,
@@ -41,63 +36,13 @@ from slipring.observation import live_messages
 from slipring.observation.drawing_files import DRAWINGS
 from slipring.observation.metric_counts import Snapshot
 from slipring.server.access.auth import require_admin_key
+from slipring.server.access.origins import require_local_name, require_same_origin
 from slipring.server.clock import now
 from slipring.server.connections.acceptor import Acceptor
 from slipring.server.connections.client_connection import connection_factory, connection_of, http_logger
 from slipring.server.connections.open_connections import Connections
 from slipring.server.endpoints.replies import add_standard_headers, error_response, json_response
-from slipring.server.process.listening_sockets import is_loopback, listen
-
-_MOST_READERS = 16
-_UNREAD_LINES = 8
-"""Lines of a live stream that may wait for its reader; one that is slower is disconnected."""
-
-
-class LiveStream:
-    """The live stream of one admin listener, as its readers get it."""
-
-    def __init__(
-        self,
-        greeting: Callable[[], live_messages.Greeting],
-        subscribe: Callable[[live_messages.Receive], Callable[[], None]],
-    ) -> None:
-        """``greeting``: the first message. ``subscribe``: sends all others to what it is given, as lines,
-        until the function that it returns is called."""
-        self._greeting, self._subscribe = greeting, subscribe
-        self._readers: set[asyncio.Queue[bytes | None]] = set()
-
-    def close(self) -> None:
-        """End the streams of all readers."""
-        for lines in self._readers:
-            if not lines.full():  # else its reader is slow, and is disconnected with its connection
-                lines.put_nowait(None)
-
-    async def serve(self, request: web.Request) -> web.StreamResponse:
-        """Answer a request with the stream, until its reader leaves, is too slow, or ``close`` is called."""
-        if len(self._readers) >= _MOST_READERS:
-            raise RateLimited("Too many clients watch this server at once.")
-        stream = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
-        await stream.prepare(request)
-        lines: asyncio.Queue[bytes | None] = asyncio.Queue(_UNREAD_LINES)
-        lines.put_nowait(live_messages.encode(self._greeting()))
-
-        def receive(line: bytes) -> None:
-            try:
-                lines.put_nowait(line)
-            except asyncio.QueueFull:
-                connection_of(request).abort()
-
-        self._readers.add(lines)
-        unsubscribe = self._subscribe(receive)
-        try:
-            with contextlib.suppress(ConnectionError):
-                while (line := await lines.get()) is not None:
-                    await stream.write(line)
-        finally:
-            unsubscribe()
-            self._readers.discard(lines)
-        return stream
-
+from slipring.server.process.listening_sockets import listen
 
 log = logging.getLogger("slipring")
 
@@ -122,6 +67,9 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
 }
+_MOST_READERS = 16
+_UNREAD_LINES = 8
+"""Lines of a live stream that may wait for its reader; one that is slower is disconnected."""
 
 
 class Source(Protocol):
@@ -220,25 +168,14 @@ class AdminListener:
         """A handler for data: it asks for the key."""
 
         async def guarded(request: web.Request) -> web.StreamResponse:
-            self._refuse_foreign(request)
+            require_same_origin(request.host, request.headers)
+            if not self._key:
+                require_local_name(request.host)
             self._require_key(request)
             self._connections.identify(connection_of(request), _OPERATOR, alone=True)
             return await handler(request)
 
         return guarded
-
-    def _refuse_foreign(self, request: web.Request) -> None:
-        """Refuse a request that the page of another origin has made."""
-        origin, site = request.headers.get("Origin"), request.headers.get("Sec-Fetch-Site", "none")
-        if site not in ("same-origin", "none") or (
-            origin is not None and urlsplit(origin).netloc != request.host
-        ):
-            raise PermissionDenied("Web pages of other origins may not read this.")
-        name = urlsplit(f"//{request.host}").hostname or ""
-        if not self._key and not is_loopback(name):
-            raise PermissionDenied(
-                "Without an admin key, this listener answers only requests for this machine's own name."
-            )
 
     def _require_key(self, request: web.Request) -> None:
         if not self._key:
@@ -274,6 +211,52 @@ class AdminListener:
             raise NotFound(f"Unknown path: {request.path}", code="unknown_url")
         body, content_type = self._files[name]
         return web.Response(body=body, content_type=content_type, charset="utf-8")
+
+
+class LiveStream:
+    """The live stream of one admin listener, as its readers get it."""
+
+    def __init__(
+        self,
+        greeting: Callable[[], live_messages.Greeting],
+        subscribe: Callable[[live_messages.Receive], Callable[[], None]],
+    ) -> None:
+        """``greeting``: the first message. ``subscribe``: sends all others to what it is given, as lines,
+        until the function that it returns is called."""
+        self._greeting, self._subscribe = greeting, subscribe
+        self._readers: set[asyncio.Queue[bytes | None]] = set()
+
+    def close(self) -> None:
+        """End the streams of all readers."""
+        for lines in self._readers:
+            if not lines.full():  # else its reader is slow, and is disconnected with its connection
+                lines.put_nowait(None)
+
+    async def serve(self, request: web.Request) -> web.StreamResponse:
+        """Answer a request with the stream, until its reader leaves, is too slow, or ``close`` is called."""
+        if len(self._readers) >= _MOST_READERS:
+            raise RateLimited("Too many clients watch this server at once.")
+        stream = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+        await stream.prepare(request)
+        lines: asyncio.Queue[bytes | None] = asyncio.Queue(_UNREAD_LINES)
+        lines.put_nowait(live_messages.encode(self._greeting()))
+
+        def receive(line: bytes) -> None:
+            try:
+                lines.put_nowait(line)
+            except asyncio.QueueFull:
+                connection_of(request).abort()
+
+        self._readers.add(lines)
+        unsubscribe = self._subscribe(receive)
+        try:
+            with contextlib.suppress(ConnectionError):
+                while (line := await lines.get()) is not None:
+                    await stream.write(line)
+        finally:
+            unsubscribe()
+            self._readers.discard(lines)
+        return stream
 
 
 def _exposed(snapshot: Snapshot, accept: str) -> tuple[bytes, str]:

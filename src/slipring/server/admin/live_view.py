@@ -7,7 +7,6 @@ import heapq
 import logging
 import os
 import time
-from collections import deque
 from collections.abc import Callable
 
 from msgspec import UNSET, structs
@@ -31,7 +30,6 @@ from slipring.server.transports.websocket import WebSocketConnection
 
 _MOST_TURNS = 2000
 """Ended turns in one update; more are only counted."""
-_RECENT_HTTP_TURNS = 64
 _MOST_PARKED = 50
 _MOST_TENANTS = 50
 _MOST_NODES = 5000
@@ -48,41 +46,33 @@ class LiveView:
         self._metrics = metrics
         self._lag = lag
         self._process = process
-        self._is_watched = False
         self._ended: list[live_messages.Turn] = []
         self._missed = 0
-        self._recent_http: deque[live_messages.Turn] = deque(maxlen=_RECENT_HTTP_TURNS)
         self._sent: dict[int, _Signature] = {}
         """What was sent of each connection, by number."""
-        service.turn_observers.append(self._observe)
 
     def begin(self) -> None:
         """Collect from now on what ``changes`` returns."""
-        self._is_watched = True
+        self._service.turn_observers.append(self._observe)
 
     def end(self) -> None:
         """The last watcher has left: drop what was collected for updates."""
-        self._is_watched = False
+        self._service.turn_observers.remove(self._observe)
         self._ended, self._missed = [], 0
         self._sent.clear()
 
     def _observe(self, turn: EndedTurn) -> None:
-        is_http = not turn.origin.connection
-        if not is_http and not self._is_watched:
-            return
-        shown = _ended(turn)
-        if is_http:
-            self._recent_http.append(shown)
-        if self._is_watched and len(self._ended) < _MOST_TURNS:
-            self._ended.append(shown)
-        elif self._is_watched:
+        if len(self._ended) < _MOST_TURNS:
+            self._ended.append(_ended(turn))
+        else:
             self._missed += 1
 
     def complete(self) -> live_messages.Update:
         """The whole state of this process."""
         at = now()
         connections = [_connection(connection, with_recent=True) for connection in self._sockets()]
-        return self._update(at, connections, [], list(self._recent_http), 0, is_complete=True)
+        ended = [_ended(turn) for turn in self._service.recent_http_turns]
+        return self._update(at, connections, [], ended, 0, is_complete=True)
 
     def changes(self) -> live_messages.Update:
         """The state of this process, with what has changed since the last call."""

@@ -14,10 +14,10 @@ from slipring.protocol.endpoints import translation
 from slipring.protocol.events import TERMINAL
 from slipring.protocol.responses import Response
 from slipring.protocol.wire import encode, type_of
-from slipring.server.background import cancelled_and_orphaned_runs
+from slipring.server.background.cancelled_and_orphaned_runs import deletion_event
 from slipring.server.background.runs import Background
 from slipring.server.connections.client_connection import connection_of
-from slipring.server.transports import http
+from slipring.server.transports.http import STREAM_HEADERS
 from slipring.stores.runs import Run, RunEvent
 
 _TERMINAL_TYPES = frozenset(event.__struct_config__.tag for event in TERMINAL)
@@ -31,7 +31,7 @@ async def follow(
 ) -> web.StreamResponse:
     """Answer a request with all events after a number, until the run is over. ``response``: the response as
     of now, without its output."""
-    stream = web.StreamResponse(headers=http.HEADERS)
+    stream = web.StreamResponse(headers=STREAM_HEADERS)
     follower = _Follower()
     connection = connection_of(request)
     connection.queued_bytes = follower.queued_bytes
@@ -131,7 +131,7 @@ async def _batches(
             await live.written.wait()
         elif has_ended:
             if run is None:
-                last = await cancelled_and_orphaned_runs.deletion_event(store, tenant, response, after + 1)
+                last = await deletion_event(store, tenant, response, after + 1)
                 yield [RunEvent(last.sequence_number, encode(last))]
             return
         else:

@@ -21,7 +21,13 @@ from slipring.protocol.events import TERMINAL, Error, Event, ResponseEvent
 from slipring.protocol.responses import Response
 from slipring.protocol.wire import encode
 from slipring.server.access.auth import Caller
-from slipring.server.background import cancelled_and_orphaned_runs
+from slipring.server.background.cancelled_and_orphaned_runs import (
+    Claim,
+    ExpiredLeases,
+    cancel_run,
+    fail_abandoned,
+    save_unfinished,
+)
 from slipring.server.clock import now, shared_now
 from slipring.server.driver import Driver, Exchange, Sink
 from slipring.server.observation.ended_turns import Origin
@@ -261,7 +267,7 @@ class LiveRun(Sink):
         response, beginning = self._response, self._take_beginning()
         try:
             if response.status == "failed":
-                await cancelled_and_orphaned_runs.save(self._store, self._service.seal, lease, response)
+                await save_unfinished(self._store, self._service.seal, lease, response)
             await self._store.runs.append(
                 lease, batch, response, lease_until=self._lease_until(), beginning=beginning
             )
@@ -326,9 +332,7 @@ class Background:
         """One for each run."""
         self._periodic = PeriodicTasks()
         # Longer than the interval at which an owner renews.
-        self._expired = cancelled_and_orphaned_runs.ExpiredLeases(
-            grace_s=service.config.limits.run_lease_s / 2
-        )
+        self._expired = ExpiredLeases(grace_s=service.config.limits.run_lease_s / 2)
 
     def start(self) -> None:
         interval_s = self.service.config.limits.run_lease_s / 3
@@ -371,7 +375,7 @@ class Background:
         run = await self.service.store.runs.read(tenant, response_id)
         if run is None:
             return None
-        response = await cancelled_and_orphaned_runs.cancel(self.service.store, run, self._claim())
+        response = await cancel_run(self.service.store, run, self._claim())
         await self.stop(tenant, response_id)
         return response
 
@@ -426,7 +430,7 @@ class Background:
         found = await runs.expired(shared_now(), _EXPIRED_AT_ONCE)
         others = [run for run in found if not self._owns(run)]
         for run in expired.abandoned(others, now()):
-            await cancelled_and_orphaned_runs.fail_abandoned(self.service.store, run, self._claim())
+            await fail_abandoned(self.service.store, run, self._claim())
         for run in others:
             if not expired.is_known(run) and await runs.touch(run):
                 expired.note(run, now())
@@ -436,9 +440,9 @@ class Background:
         live = self.find(run.tenant, run.response_id)
         return live is not None and live.owns(run)
 
-    def _claim(self) -> cancelled_and_orphaned_runs.Claim:
+    def _claim(self) -> Claim:
         lease_until = shared_now() + self.service.config.limits.run_lease_s
-        return cancelled_and_orphaned_runs.Claim(self.service.node_id, lease_until, self.service.seal)
+        return Claim(self.service.node_id, lease_until, self.service.seal)
 
 
 def _resolve(opened: "asyncio.Future[None]", error: BaseException | None = None) -> None:

@@ -87,7 +87,7 @@ class HttpConnection(ServerProtocol):
         self._wire: asyncio.Transport | None = None
         """The transport until the connection is lost; aiohttp drops its own when it begins to close."""
 
-    # The interface of ``connection_limits.TrackedConnection``.
+    # The interface of ``slow_clients.TrackedConnection``.
 
     @property
     def unsent_bytes(self) -> int:

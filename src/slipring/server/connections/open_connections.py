@@ -3,14 +3,11 @@
 The head of a request that has begun must be complete within ``header_timeout_s``. Connections that have not
 sent a valid key are *anonymous*: they may take up only a share of all connections, and the one that has
 waited longest is closed to make room for the next. The cost does not grow with the number of idle
-connections. ``slow_clients`` watches those that do not read, ``unfinished_messages`` those that send bit by
-bit.
+connections. ``slow_clients`` watches those that do not read or that send a message bit by bit.
 
 File descriptors bound the number of connections too. A server without a free descriptor can neither accept a
 client nor reach its engine or its store. So the soft limit is raised to the hard one, and some descriptors
 are reserved for other uses than connections.
-
-File descriptors: raises the limit of the process, and reserves some for other uses than connections.
 """
 
 import logging
@@ -28,19 +25,24 @@ from slipring.server.connections.slow_clients import (
     UnfinishedMessages,
 )
 
-_RESERVED = 64
+log = logging.getLogger("slipring")
+
+_RESERVED_DESCRIPTORS = 64
 """Reserved at least, for files, the store, child processes and connections to engines."""
-
-
 _RESERVED_SHARE = 0.2
 """Reserved at least, as a share of all: a remote engine needs one for every running response."""
-
-
-_FEW = 1000
+_FEW_CONNECTIONS = 1000
 """Fewer connections than this are worth a warning, also if no other number was asked for."""
+_GRACE_S = 0.25
+"""How long an anonymous connection is kept when others need its place: enough for a client that sends its
+request at once."""
+_SURPLUS = 32
+"""Connections beyond the limit that are accepted just to be answered with an error."""
+_EXHAUSTION_S = 30.0
+"""How long ``trouble`` reports that the process ran out of file descriptors."""
 
 
-def raise_limit() -> int | None:
+def raise_descriptor_limit() -> int | None:
     """Raise the soft limit of open descriptors to the hard limit; returns it, None if there is none."""
     try:
         import resource
@@ -60,34 +62,25 @@ def room_for_connections(descriptors: int | None, max_connections: int) -> int:
     """The most connections at once: the configured number, or fewer if descriptors do not suffice."""
     if descriptors is None:
         return max_connections
-    reserved = max(_RESERVED, int(descriptors * _RESERVED_SHARE))
+    reserved = max(_RESERVED_DESCRIPTORS, int(descriptors * _RESERVED_SHARE))
     return max(1, min(max_connections, descriptors - reserved))
 
 
-def is_reduced(room: int, max_connections: int) -> bool:
+def is_room_reduced(room: int, max_connections: int) -> bool:
     """Whether fewer connections are possible than were asked for, or than a server usually needs."""
-    return room < min(max_connections, _FEW) or (room < max_connections != Limits().max_connections)
+    return room < min(max_connections, _FEW_CONNECTIONS) or (
+        room < max_connections != Limits().max_connections
+    )
 
 
 def log_reduced_room(room: int, max_connections: int) -> None:
     """Log if the room is reduced."""
-    if is_reduced(room, max_connections):
+    if is_room_reduced(room, max_connections):
         log.warning(
             "at most %d connections at once, not %d: the process may open too few files (ulimit -n)",
             room,
             max_connections,
         )
-
-
-log = logging.getLogger("slipring")
-
-_GRACE_S = 0.25
-"""How long an anonymous connection is kept when others need its place: enough for a client that sends its
-request at once."""
-_SURPLUS = 32
-"""Connections beyond the limit that are accepted just to be answered with an error."""
-_EXHAUSTION_S = 30.0
-"""How long ``trouble`` reports that the process ran out of file descriptors."""
 
 
 class Connections:

@@ -1,12 +1,14 @@
-"""Reads request bodies within a deadline and within a tenant's limit on bytes that are being received.
+"""The bodies of requests: which content encodings they may have, and the deadline and the limits within which
+they are read.
 
-Which content encodings of request bodies are supported, and the errors about others.
-
-Those that aiohttp decodes: ``br`` and ``zstd`` only if the packages for them are installed.
+A client must send some more bytes within every ``body_timeout_s``. The bytes that are being received are
+counted per tenant and in total. aiohttp decodes bodies: ``br`` and ``zstd`` only if the packages for them are
+installed.
 """
 
 import asyncio
 import io
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
@@ -20,11 +22,20 @@ from slipring.base.errors import (
     Unavailable,
 )
 from slipring.core.byte_ledger import Ledger
-from slipring.server.access.auth import Caller
 from slipring.server.connections.slow_clients import PROGRESS_BYTES
-from slipring.server.service import Service
+
+if TYPE_CHECKING:  # a supervisor has connections too, but no service
+    from slipring.server.access.auth import Caller
+    from slipring.server.service import Service
 
 _NO_ENCODING = ("", "identity")
+
+
+class RequestTimeout(InvalidRequest):
+    """A request, its head or its body, did not arrive within its deadline."""
+
+    status = 408
+    code = "request_timeout"
 
 
 class UnsupportedEncoding(InvalidRequest):
@@ -57,7 +68,7 @@ def refusal_of(error: BaseException | None) -> ApiError | None:
     return Undecodable() if is_undecodable(error) else None
 
 
-async def read_body(service: Service, request: web.Request, caller: Caller) -> bytes:
+async def read_body(service: "Service", request: web.Request, caller: "Caller") -> bytes:
     """Read the body of a request. Raises ``ApiError`` if it is too large, too slow or cannot be decoded."""
     encoding = ", ".join(request.headers.getall("Content-Encoding", ())).lower()
     require_supported(encoding)
@@ -117,10 +128,3 @@ def _too_large() -> ApiError:
     error = InvalidRequest("The request body is too large.", code="request_too_large")
     error.status = 413
     return error
-
-
-class RequestTimeout(InvalidRequest):
-    """A request did not arrive within its deadline."""
-
-    status = 408
-    code = "request_timeout"

@@ -1,17 +1,13 @@
-"""Clients that do not read what they are sent.
+"""Slow clients: those that do not read what they are sent, and those that send a message bit by bit.
 
 Connections are tracked that have bytes which their client has not read: more than a few KiB, or the end of a
 response. The client must read some within every ``send_timeout_s``. The bytes are counted per tenant and in
 total; above a limit the connection that has been unread longest is closed. The cost does not grow with the
-number of idle connections. ``unfinished_messages`` watches those that send bit by bit.
+number of idle connections.
 
-What the registry of open connections, and the watch over slow clients, know of a connection.
-
-WebSocket messages that have arrived in part: how long one may take, and how many bytes all may have.
-
-More must arrive within every ``body_timeout_s`` in which the server reads. The bytes are counted with those
-of other requests, per tenant and in total; a connection whose message does not fit any more is closed.
-``request_bodies`` applies the same to the bodies of requests.
+Of a WebSocket message that has arrived in part, more must arrive within every ``body_timeout_s`` in which the
+server reads. The bytes are counted with those of other requests, per tenant and in total; a connection whose
+message does not fit any more is closed. ``request_bodies`` applies the same to the bodies of requests.
 """
 
 import logging
@@ -23,7 +19,19 @@ from typing import Literal, Protocol
 from slipring.core.byte_ledger import Ledger
 from slipring.core.limits import Limits
 
+log = logging.getLogger("slipring")
+
+PROGRESS_BYTES = 4096
+"""Bytes that a client has to read or send within a deadline to get another one. A client that does less
+keeps memory in use on purpose."""
+_NO_TENANT = ""
+_CHARGE_STEP_BYTES = 64 * 1024
+"""Messages are counted in steps of this size: most are complete before the first step."""
+_MESSAGE_TIMEOUT, _TOO_MUCH = 1008, 1013
+"""Close codes: policy violation; try again later."""
+
 DropReason = Literal["head_timeout", "made_room", "unread", "message_timeout", "message_memory"]
+"""Why a connection was closed because of its client."""
 
 
 class ConnectionState(Enum):
@@ -35,7 +43,7 @@ class ConnectionState(Enum):
 
 
 class TrackedConnection(Protocol):
-    """What the registry uses of a connection."""
+    """What the registry of open connections, and the watch over slow clients, know of a connection."""
 
     tenant: str | None
     """The tenant of the key it has sent; None: no key yet."""
@@ -71,14 +79,6 @@ class TrackedConnection(Protocol):
         """Close a WebSocket because of the message that is being received."""
 
 
-log = logging.getLogger("slipring")
-
-PROGRESS_BYTES = 4096
-"""Bytes that a client has to read or send within a deadline to get another one. A client that does less
-keeps memory in use on purpose."""
-NO_TENANT = ""
-
-
 class _Unread:
     """Bytes that a client does not read."""
 
@@ -95,7 +95,8 @@ class _Unread:
 
 
 class SlowClients:
-    """Watches the open connections of one process, and drops those whose clients do not read."""
+    """Watches the open connections of one process, and drops those whose clients do not read what they are
+    sent."""
 
     def __init__(
         self,
@@ -115,7 +116,7 @@ class SlowClients:
     def watch(self, connection: TrackedConnection) -> None:
         """Check with every tick whether the client reads what was written."""
         if connection in self._known and connection not in self._unread:
-            tenant = connection.tenant or NO_TENANT
+            tenant = connection.tenant or _NO_TENANT
             self._unread[connection] = _Unread(tenant, connection.undelivered_bytes, self._clock())
 
     def paused(self, connection: TrackedConnection) -> None:
@@ -176,12 +177,6 @@ class SlowClients:
             self.measure(connection)
 
 
-_CHARGE_STEP_BYTES = 64 * 1024
-"""Messages are counted in steps of this size: most are complete before the first step."""
-_MESSAGE_TIMEOUT, _TOO_MUCH = 1008, 1013
-"""Close codes: policy violation; try again later."""
-
-
 class _Unfinished:
     """A message that is being received."""
 
@@ -196,7 +191,7 @@ class _Unfinished:
 
 
 class UnfinishedMessages:
-    """The messages that the open connections of one process are receiving."""
+    """The WebSocket messages that have arrived in part on the open connections of one process."""
 
     def __init__(
         self,
@@ -221,7 +216,7 @@ class UnfinishedMessages:
             return
         unfinished = self._unfinished.get(connection)
         if unfinished is None:
-            tenant = connection.tenant or NO_TENANT
+            tenant = connection.tenant or _NO_TENANT
             unfinished = self._unfinished[connection] = _Unfinished(tenant, self._clock())
         more = connection.unfinished_bytes - unfinished.charged
         if more < _CHARGE_STEP_BYTES:

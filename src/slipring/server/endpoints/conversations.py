@@ -1,6 +1,5 @@
-"""``/v1/conversations``: conversations, i.e. lists of items that responses read and extend.
-
-``/v1/conversations/…/items``: the items of a conversation, and which may be added to it.
+"""``/v1/conversations`` and ``/v1/conversations/…/items``: conversations, i.e. lists of items that responses
+read and extend, and which items may be added to them.
 """
 
 from collections.abc import Sequence
@@ -49,8 +48,43 @@ _SEES_ALL = Capabilities(images=True, image_roles=ALL_ROLES, resolves_urls=True,
 """What some model may be able to do: a conversation is not bound to one."""
 
 
+async def create(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
+    asked = CreateConversation()
+    if request.can_read_body:
+        body = await read_body(service, request, caller)
+        asked = await service.decoder.body(caller.tenant, body, read_creation)
+    conversation = Conversation(mint("conv"), int(now()), asked.metadata or {})
+    items, _ = await _read_items(service, caller.tenant, asked.items or [])
+    await service.store.conversations.create(caller.tenant, conversation, items)
+    return json_response(_as_object(conversation))
+
+
+async def retrieve(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
+    conversation_id = _conversation_id_of(request)
+    conversation = await service.store.conversations.read(caller.tenant, conversation_id)
+    return json_response(_as_object(_required(conversation, conversation_id)))
+
+
+async def update(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
+    conversation_id = _conversation_id_of(request)
+    body = await read_body(service, request, caller)
+    asked = await service.decoder.body(caller.tenant, body, read_update)
+    conversation = await service.store.conversations.update(
+        caller.tenant, conversation_id, asked.metadata or {}
+    )
+    return json_response(_as_object(_required(conversation, conversation_id)))
+
+
+async def delete(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
+    conversation_id = _conversation_id_of(request)
+    if not await service.store.conversations.delete(caller.tenant, conversation_id):
+        raise conversation_not_found(conversation_id)
+    service.forget_sent(caller.tenant)
+    return json_response(DeletedConversation(conversation_id))
+
+
 async def list_items(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
-    conversation_id = conversation_id_of(request)
+    conversation_id = _conversation_id_of(request)
     _read_include(request)
     page = paging.read_page(request.query)
     async with service.retrieval_slots.hold(caller.tenant):
@@ -62,11 +96,11 @@ async def list_items(service: Service, request: web.Request, caller: Caller) -> 
 
 
 async def add_items(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
-    conversation_id = conversation_id_of(request)
+    conversation_id = _conversation_id_of(request)
     _read_include(request)
     body = await read_body(service, request, caller)
     asked = await service.decoder.body(caller.tenant, body, read_addition)
-    items, chosen = await read_items(service, caller.tenant, asked.items)
+    items, chosen = await _read_items(service, caller.tenant, asked.items)
     conversations = service.store.conversations
     for item in items:
         if item.id is not None and item.id in chosen:
@@ -80,7 +114,7 @@ async def add_items(service: Service, request: web.Request, caller: Caller) -> w
 
 
 async def retrieve_item(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
-    conversation_id, item_id = conversation_id_of(request), request.match_info["item_id"]
+    conversation_id, item_id = _conversation_id_of(request), request.match_info["item_id"]
     _read_include(request)
     async with service.retrieval_slots.hold(caller.tenant):
         item = await service.store.conversations.item(caller.tenant, conversation_id, item_id)
@@ -92,13 +126,13 @@ async def retrieve_item(service: Service, request: web.Request, caller: Caller) 
 
 
 async def delete_item(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
-    conversation_id, item_id = conversation_id_of(request), request.match_info["item_id"]
+    conversation_id, item_id = _conversation_id_of(request), request.match_info["item_id"]
     conversations = service.store.conversations
     if not await conversations.delete_item(caller.tenant, conversation_id, item_id):
         raise await _missing(service, caller.tenant, conversation_id, item_id)
     service.forget_sent(caller.tenant)
     conversation = await conversations.read(caller.tenant, conversation_id)
-    return json_response(as_object(required(conversation, conversation_id)))
+    return json_response(_as_object(_required(conversation, conversation_id)))
 
 
 async def _missing(service: Service, tenant: str, conversation_id: str, item_id: str) -> NotFound:
@@ -121,21 +155,21 @@ async def _page(
     return encoded_response(body)
 
 
-def conversation_id_of(request: web.Request) -> str:
+def _conversation_id_of(request: web.Request) -> str:
     return request.match_info["conversation_id"]
 
 
-def required(conversation: Conversation | None, conversation_id: str) -> Conversation:
+def _required(conversation: Conversation | None, conversation_id: str) -> Conversation:
     if conversation is None:
         raise conversation_not_found(conversation_id)
     return conversation
 
 
-def as_object(conversation: Conversation) -> ConversationObject:
+def _as_object(conversation: Conversation) -> ConversationObject:
     return ConversationObject(conversation.id, conversation.created_at, conversation.metadata)
 
 
-async def read_items(
+async def _read_items(
     service: Service, tenant: str, raws: list[Raw]
 ) -> tuple[tuple[Item, ...], dict[str, str]]:
     """Decode and check items that a client adds to a conversation: large ones in a thread.
@@ -207,38 +241,3 @@ def _check_settings(item: Item, where: str, definitions: Definitions) -> None:
         Toolset.read(body.tools, f"{where}.tools", loaded=True, definitions=definitions)
     elif isinstance(body, ConfigurationUpdate) and body.text is not None:
         read_format(body.text.format, f"{where}.text.format", definitions)
-
-
-async def create(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
-    asked = CreateConversation()
-    if request.can_read_body:
-        body = await read_body(service, request, caller)
-        asked = await service.decoder.body(caller.tenant, body, read_creation)
-    conversation = Conversation(mint("conv"), int(now()), asked.metadata or {})
-    items, _ = await read_items(service, caller.tenant, asked.items or [])
-    await service.store.conversations.create(caller.tenant, conversation, items)
-    return json_response(as_object(conversation))
-
-
-async def retrieve(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
-    conversation_id = conversation_id_of(request)
-    conversation = await service.store.conversations.read(caller.tenant, conversation_id)
-    return json_response(as_object(required(conversation, conversation_id)))
-
-
-async def update(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
-    conversation_id = conversation_id_of(request)
-    body = await read_body(service, request, caller)
-    asked = await service.decoder.body(caller.tenant, body, read_update)
-    conversation = await service.store.conversations.update(
-        caller.tenant, conversation_id, asked.metadata or {}
-    )
-    return json_response(as_object(required(conversation, conversation_id)))
-
-
-async def delete(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
-    conversation_id = conversation_id_of(request)
-    if not await service.store.conversations.delete(caller.tenant, conversation_id):
-        raise conversation_not_found(conversation_id)
-    service.forget_sent(caller.tenant)
-    return json_response(DeletedConversation(conversation_id))

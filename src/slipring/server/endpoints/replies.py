@@ -1,5 +1,5 @@
-"""HTTP responses: JSON bodies, streams of server-sent events, errors in the API's shape, and the headers that
-every response carries.
+"""HTTP responses with a JSON body: how they are encoded and written, errors in the API's shape, and the
+headers that every response carries.
 """
 
 import asyncio

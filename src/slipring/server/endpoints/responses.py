@@ -18,8 +18,8 @@ from slipring.protocol.endpoints.translation import RESPONSES
 from slipring.protocol.items.items import Item, Reasoning, read_item
 from slipring.protocol.responses import Response
 from slipring.server.access.auth import Caller
-from slipring.server.background import cancelled_and_orphaned_runs, event_stream
-from slipring.server.background.cancelled_and_orphaned_runs import read_response
+from slipring.server.background import event_stream
+from slipring.server.background.cancelled_and_orphaned_runs import read_response, unfinished_state
 from slipring.server.background.runs import Background, RunRefused
 from slipring.server.endpoints import paging
 from slipring.server.endpoints.replies import encoded_response, error_reply, json_response
@@ -93,9 +93,7 @@ class Responses:
             state = await service.store.responses.load(caller.tenant, response_id)
             if state is None:
                 response = await _find(service, caller.tenant, response_id)
-                state = await cancelled_and_orphaned_runs.find_state(
-                    service.store, service.seal, caller.tenant, response
-                )
+                state = await unfinished_state(service.store, service.seal, caller.tenant, response)
             if state is None:
                 raise InvalidRequest(
                     "The input of this response is not stored: it was refused, or is being checked, or the"

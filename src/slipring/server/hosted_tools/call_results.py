@@ -1,6 +1,5 @@
-"""What models and clients read of the result of a call.
-
-What clients get of a call, or a list, that has failed.
+"""What models and clients read of a call of a hosted tool: its result, or why it, or the list of a server's
+tools, has failed.
 """
 
 from collections.abc import Iterator, Mapping
@@ -39,6 +38,9 @@ _MOST_IMAGES = 16
 """Of one result. Others are named."""
 _ONE_LINE = bytes.maketrans(b"\r\n", b"  ")
 """Line breaks in JSON are between values: in a string they are escaped."""
+INVALID_ARGUMENTS, INTERNAL_ERROR = -32602, -32603
+_REFUSED = -32600
+_BAD_GATEWAY, _GATEWAY_TIMEOUT = 502, 504
 _fields = msgspec.json.Decoder(dict[str, Raw])
 
 
@@ -54,11 +56,11 @@ def outcome_of(
     ``rules``: of the model that reads it; None: it sees no images."""
     if not result.is_error:
         shown = _shown_images(result, rules)
-        text = cut(redaction.text(_text(result, shown)), most_chars)
+        text = _cut(redaction.text(_text(result, shown)), most_chars)
         return CallOutcome(output=text, pictures=tuple(url for url, _ in shown.values()))
     content = _blocks(result)
     if len(content) > most_chars:
-        whole = TextContent(cut(redaction.text(_text(result, {})), most_chars))
+        whole = TextContent(_cut(redaction.text(_text(result, {})), most_chars))
         content = b"[" + _shown(msgspec.json.encode(whole)) + b"]"
     return CallOutcome(error=ToolError(content=one_line(redaction.json(content))))
 
@@ -133,27 +135,15 @@ def _shown(raw: bytes | Raw) -> bytes:
     return msgspec.json.encode({**fields, **added})
 
 
-def cut(text: str, most: int) -> str:
-    if len(text) <= most:
-        return text
-    return f"{text[:most]}\n[cut off: {len(text) - most} more characters]"
-
-
-INVALID_ARGUMENTS = -32602
-_REFUSED = -32600
-INTERNAL_ERROR = -32603
-_BAD_GATEWAY, _GATEWAY_TIMEOUT = 502, 504
-
-
-def error_of(failure: McpFailure, most_chars: int) -> CallError:
+def call_error(failure: McpFailure, most_chars: int) -> CallError:
     """A failed call as the API shows it. The message has no secrets: the MCP client has removed them."""
     if isinstance(failure, ProtocolFailure):
-        return ProtocolError(failure.code, cut(failure.message, most_chars))
+        return ProtocolError(failure.code, _cut(failure.message, most_chars))
     unknown = " Outcome unknown: the call may have run." if failure.outcome is Outcome.UNKNOWN else ""
     return _error(failure, stated(failure) + unknown)
 
 
-def error_of_list(failure: McpFailure) -> CallError:
+def list_error(failure: McpFailure) -> CallError:
     """A list that could not be fetched, as the API shows it."""
     return _error(failure, stated(failure))
 
@@ -176,3 +166,9 @@ def stated(failure: McpFailure) -> str:
     if isinstance(failure, ProtocolFailure):
         return f"The MCP server answered with error {failure.code}."
     return f"{failure.message[:1].upper()}{failure.message[1:]}."
+
+
+def _cut(text: str, most: int) -> str:
+    if len(text) <= most:
+        return text
+    return f"{text[:most]}\n[cut off: {len(text) - most} more characters]"

@@ -36,8 +36,8 @@ from slipring.server.clock import clock
 from slipring.server.hosted_tools.call_results import (
     INTERNAL_ERROR,
     INVALID_ARGUMENTS,
-    error_of,
-    error_of_list,
+    call_error,
+    list_error,
     one_line,
     outcome_of,
     stated,
@@ -153,7 +153,7 @@ class ToolRunner:
             log.warning("list tenant=%s server=%s: %s", plain(tenant), label, stated(failure))
             message = f"Error retrieving the tool list of the MCP server '{label}': {stated(failure)}"
             refusal = None if target.goes_on else ExternalConnectorError(message, param="tools")
-            return FetchedList(error=error_of_list(failure), refusal=refusal)
+            return FetchedList(error=list_error(failure), refusal=refusal)
         redaction = of_results(target.server, target.credential)
         return FetchedList(
             tuple(
@@ -217,7 +217,7 @@ class ToolRunner:
             )
         except McpFailure as failure:
             ending: Ending = "unknown" if failure.outcome is Outcome.UNKNOWN else "failed"
-            return _failed(error_of(failure, self._most_chars), ending)
+            return _failed(call_error(failure, self._most_chars), ending)
         except Exception:
             log.exception("a call of a tool failed unexpectedly")
             message = "The call failed. Outcome unknown: the call may have run."

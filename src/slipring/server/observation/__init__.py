@@ -1,1 +1,1 @@
-"""What a server reports about itself: ended turns, turn log, metrics, health, memory, event loop lag."""
+"""What a server reports about itself: ended turns, turn log, metrics, health; and recordings of turns."""

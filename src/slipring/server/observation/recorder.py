@@ -1,15 +1,13 @@
-"""The files of recordings: readable by their owner only, limited in size and in number.
+"""The recorder of ``serve --record``: takes the turns that have ended, decides which recording each belongs
+to, and writes the files, which can be replayed, within limits on their size and number.
 
-Sorts ended turns into recordings: which file a turn belongs to, and which turn it continues.
+Handing a turn over costs the event loop a few references; a thread does the rest. If the thread does not keep
+up, or a file or the directory is full, turns are dropped and counted; no turn waits for a recording.
 
 A file holds one loop: a conversation with its forks, and what else came over the same connections or with the
 same ``prompt_cache_key``. A client that sends its whole history is recorded like one that sends a
-``previous_response_id``: the history is recognised by its content, and only what is new is written.
-
-The recorder: takes ended turns from the event loop and writes them in a thread.
-
-Handing a turn over costs the event loop a few references. If the thread does not keep up, or a file or the
-directory is full, turns are dropped and counted; no turn waits for a recording.
+``previous_response_id``: the history is recognised by its content, and only what is new is written. Files are
+readable by their owner only.
 """
 
 import asyncio
@@ -39,9 +37,134 @@ from slipring.protocol.requests import CreateRequest
 from slipring.server.observation.ended_turns import EndedTurn, RecordingCounts, TurnContent
 from slipring.server.observation.secret_removal import SecretRemoval
 
-SUFFIX = ".jsonl"
-_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+K = TypeVar("K")
+V = TypeVar("V")
+
+log = logging.getLogger("slipring")
+
+_SUFFIX = ".jsonl"
+_OTHER_USERS = stat.S_IRWXG | stat.S_IRWXO
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
+_MOST_KNOWN = 20_000
+"""Turns, and files by connection and key, that are remembered. What continues an older one is detached."""
+_RECORDED_FIELDS = (
+    *("instructions", "tools", "tool_choice", "parallel_tool_calls", "max_tool_calls", "reasoning", "text"),
+    *("include", "store", "context_management", "truncation", "max_output_tokens", "temperature", "top_p"),
+    *("top_logprobs", "presence_penalty", "frequency_penalty", "seed", "top_k", "stop", "service_tier"),
+    *("generate", "rollout"),
+)
+"""Fields of a request that are recorded: those that a replay can send again. All others may identify a
+user, or belong to the client alone."""
+_CONTINUABLE = ("completed", "incomplete")
+_CLOSE_S = 10.0
+"""How long a stopping server waits until what was handed over has been written."""
+
+
+class CapturedTurn(Struct, frozen=True):
+    """A turn that has ended, with its content."""
+
+    ended: EndedTurn
+    content: TurnContent
+
+    @property
+    def size_bytes(self) -> int:
+        """About the memory that it keeps alive."""
+        return self.ended.report.request_bytes + sum([len(item.raw) for item in self.content.output])
+
+
+class Recorder:
+    """Records the turns of chosen tenants. Owns the thread that writes."""
+
+    def __init__(self, config: Config, engines: list[str], secrets: Iterable[str] = ()) -> None:
+        """``secrets`` are removed from what is recorded, as API keys are."""
+        limits = config.limits
+        self._tenants: Collection[str] = frozenset(config.record_tenant)
+        self._directory = RecordingDirectory(
+            Path(config.record), max_files=limits.record_files, max_file_bytes=limits.record_file_bytes
+        )
+        self._removal = SecretRemoval([*(split_api_key(entry)[1] for entry in config.api_key), *secrets])
+        self._engines = engines
+        self._max_queued_bytes = limits.record_queue_bytes
+        self._loops: dict[str, RecordedLoops] = {}
+        self._turns: queue.SimpleQueue[CapturedTurn | None] = queue.SimpleQueue()
+        self._queued_bytes = 0
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="slipring-recorder", daemon=True)
+        self._has_failed = self._has_warned = self._is_closed = False
+        self.counts = RecordingCounts()
+
+    def start(self) -> None:
+        """Raises ``StartupError`` if the directory cannot be used."""
+        self._directory.prepare()
+        self._thread.start()
+
+    def observe(self, ended: EndedTurn, content: TurnContent | None) -> None:
+        """Take a turn that has ended, if it is to be recorded."""
+        if content is None or (self._tenants and ended.caller.tenant not in self._tenants):
+            return
+        captured = CapturedTurn(ended, content)
+        with self._lock:
+            has_room = self._queued_bytes + captured.size_bytes <= self._max_queued_bytes
+            if has_room and not self._is_closed:
+                self._queued_bytes += captured.size_bytes
+                self._turns.put(captured)
+                return
+        self._drop("it cannot be written fast enough" if not has_room else "the recorder was stopped")
+
+    async def close(self) -> None:
+        """Write what has been handed over, within a time limit, and stop."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+        self._turns.put(None)
+        if self._thread.is_alive():
+            await asyncio.to_thread(self._thread.join, _CLOSE_S)
+        if self.counts.dropped:
+            log.warning("%d turns were not recorded, %d were", self.counts.dropped, self.counts.written)
+
+    def _run(self) -> None:
+        while (captured := self._turns.get()) is not None:
+            self._write(captured)
+            with self._lock:
+                self._queued_bytes -= captured.size_bytes
+
+    def _write(self, captured: CapturedTurn) -> None:
+        if self._has_failed:
+            self._drop("an earlier one could not be written")
+            return
+        try:
+            self._loops_of(captured.ended.caller.tenant).write(captured)
+        except NotRecorded as refusal:
+            self._drop(str(refusal))
+        except OSError as error:
+            self._has_failed = True
+            self._drop(f"{self._directory.path}: {error.strerror or error}")
+        except Exception:
+            log.exception("a turn could not be recorded")
+            self._drop("of the error above")
+        else:
+            self.counts.written += 1
+
+    def _loops_of(self, tenant: str) -> "RecordedLoops":
+        loops = self._loops.get(tenant)
+        if loops is None:
+            loops = self._loops[tenant] = RecordedLoops(
+                tenant,
+                self._directory,
+                self._removal,
+                server=f"slipring {__version__}",
+                engines=self._engines,
+            )
+        return loops
+
+    def _drop(self, reason: str) -> None:
+        """Count a turn that is not recorded; the first time, say why."""
+        with self._lock:
+            self.counts.dropped += 1
+            warns, self._has_warned = not self._has_warned, True
+        if warns:
+            log.warning("a turn is not recorded, because %s; further ones are only counted", reason)
 
 
 class NotRecorded(Exception):
@@ -67,7 +190,7 @@ class RecordingDirectory:
             raise StartupError(f"--record {self.path}: {error.strerror or error}") from None
         if not usable:
             raise StartupError(f"--record {self.path}: files cannot be created there")
-        if os.name == "posix" and mode & _OTHERS:
+        if os.name == "posix" and mode & _OTHER_USERS:
             raise StartupError(
                 f"--record {self.path}: recordings hold content, and other users have access to this"
                 f" directory (chmod 700 {self.path})"
@@ -75,11 +198,11 @@ class RecordingDirectory:
 
     def create(self, begun_at: float) -> "RecordingFile":
         """Create a file. Raises ``NotRecorded`` and ``OSError``."""
-        if sum(name.endswith(SUFFIX) for name in os.listdir(self.path)) >= self._max_files:
+        if sum(name.endswith(_SUFFIX) for name in os.listdir(self.path)) >= self._max_files:
             raise NotRecorded("there are record_files recordings already")
         when = datetime.fromtimestamp(begun_at, UTC).strftime("%Y%m%dT%H%M%SZ")
         self._created += 1
-        path = self.path / f"{when}-{os.getpid()}-{self._created}{SUFFIX}"
+        path = self.path / f"{when}-{os.getpid()}-{self._created}{_SUFFIX}"
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_FOLLOW, 0o600))
         return RecordingFile(path, begun_at, self._max_file_bytes)
 
@@ -105,39 +228,6 @@ class RecordingFile:
         with os.fdopen(os.open(self.path, os.O_WRONLY | os.O_APPEND | _NO_FOLLOW), "ab") as file:
             file.write(line)
         self._bytes += len(line)
-
-
-def utc_text(seconds: float) -> str:
-    """A Unix time as in 2026-11-15T12:00:00.000Z."""
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{int(seconds * 1000) % 1000:03}Z"
-
-
-K = TypeVar("K")
-V = TypeVar("V")
-
-_MOST_KNOWN = 20_000
-"""Turns, and files by connection and key, that are remembered. What continues an older one is detached."""
-_FIELDS = (
-    *("instructions", "tools", "tool_choice", "parallel_tool_calls", "max_tool_calls", "reasoning", "text"),
-    *("include", "store", "context_management", "truncation", "max_output_tokens", "temperature", "top_p"),
-    *("top_logprobs", "presence_penalty", "frequency_penalty", "seed", "top_k", "stop", "service_tier"),
-    *("generate", "rollout"),
-)
-"""Fields of a request that are recorded: those that a replay can send again. All others may identify a
-user, or belong to the client alone."""
-_CONTINUABLE = ("completed", "incomplete")
-
-
-class CapturedTurn(Struct, frozen=True):
-    """A turn that has ended, with its content."""
-
-    ended: EndedTurn
-    content: TurnContent
-
-    @property
-    def size_bytes(self) -> int:
-        """About the memory that it keeps alive."""
-        return self.ended.report.request_bytes + sum([len(item.raw) for item in self.content.output])
 
 
 class _Place(Struct, frozen=True):
@@ -237,7 +327,7 @@ class RecordedLoops:
             raise NotRecorded("the response that it continues is not recorded")
         file = self._directory.create(arrived_at)
         header = Header(
-            begun_at=utc_text(arrived_at), server=self._server, engines=self._engines, tenant=self._tenant
+            begun_at=_utc_text(arrived_at), server=self._server, engines=self._engines, tenant=self._tenant
         )
         file.append(msgspec.json.encode(header))
         return file
@@ -260,7 +350,7 @@ class RecordedLoops:
         self._by_response.put(response.id, place)
 
     def _fields(self, request: CreateRequest) -> dict[str, Any]:
-        given = {name: getattr(request, name) for name in _FIELDS}
+        given = {name: getattr(request, name) for name in _RECORDED_FIELDS}
         decoded = msgspec.json.decode(msgspec.json.encode(_given(given)))
         return {name: self._removal.value(_given(value)) for name, value in decoded.items()}
 
@@ -322,102 +412,6 @@ def _ms(seconds: float) -> float:
     return round(seconds * 1000, 3)
 
 
-log = logging.getLogger("slipring")
-
-_CLOSE_S = 10.0
-"""How long a stopping server waits until what was handed over has been written."""
-
-
-class Recorder:
-    """Records the turns of chosen tenants. Owns the thread that writes."""
-
-    def __init__(self, config: Config, engines: list[str], secrets: Iterable[str] = ()) -> None:
-        """``secrets`` are removed from what is recorded, as API keys are."""
-        limits = config.limits
-        self._tenants: Collection[str] = frozenset(config.record_tenant)
-        self._directory = RecordingDirectory(
-            Path(config.record), max_files=limits.record_files, max_file_bytes=limits.record_file_bytes
-        )
-        self._removal = SecretRemoval([*(split_api_key(entry)[1] for entry in config.api_key), *secrets])
-        self._engines = engines
-        self._max_queued_bytes = limits.record_queue_bytes
-        self._loops: dict[str, RecordedLoops] = {}
-        self._turns: queue.SimpleQueue[CapturedTurn | None] = queue.SimpleQueue()
-        self._queued_bytes = 0
-        self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name="slipring-recorder", daemon=True)
-        self._has_failed = self._has_warned = self._is_closed = False
-        self.counts = RecordingCounts()
-
-    def start(self) -> None:
-        """Raises ``StartupError`` if the directory cannot be used."""
-        self._directory.prepare()
-        self._thread.start()
-
-    def observe(self, ended: EndedTurn, content: TurnContent | None) -> None:
-        """Take a turn that has ended, if it is to be recorded."""
-        if content is None or (self._tenants and ended.caller.tenant not in self._tenants):
-            return
-        captured = CapturedTurn(ended, content)
-        with self._lock:
-            has_room = self._queued_bytes + captured.size_bytes <= self._max_queued_bytes
-            if has_room and not self._is_closed:
-                self._queued_bytes += captured.size_bytes
-                self._turns.put(captured)
-                return
-        self._drop("it cannot be written fast enough" if not has_room else "the recorder was stopped")
-
-    async def close(self) -> None:
-        """Write what has been handed over, within a time limit, and stop."""
-        with self._lock:
-            if self._is_closed:
-                return
-            self._is_closed = True
-        self._turns.put(None)
-        if self._thread.is_alive():
-            await asyncio.to_thread(self._thread.join, _CLOSE_S)
-        if self.counts.dropped:
-            log.warning("%d turns were not recorded, %d were", self.counts.dropped, self.counts.written)
-
-    def _run(self) -> None:
-        while (captured := self._turns.get()) is not None:
-            self._write(captured)
-            with self._lock:
-                self._queued_bytes -= captured.size_bytes
-
-    def _write(self, captured: CapturedTurn) -> None:
-        if self._has_failed:
-            self._drop("an earlier one could not be written")
-            return
-        try:
-            self._loops_of(captured.ended.caller.tenant).write(captured)
-        except NotRecorded as refusal:
-            self._drop(str(refusal))
-        except OSError as error:
-            self._has_failed = True
-            self._drop(f"{self._directory.path}: {error.strerror or error}")
-        except Exception:
-            log.exception("a turn could not be recorded")
-            self._drop("of the error above")
-        else:
-            self.counts.written += 1
-
-    def _loops_of(self, tenant: str) -> RecordedLoops:
-        loops = self._loops.get(tenant)
-        if loops is None:
-            loops = self._loops[tenant] = RecordedLoops(
-                tenant,
-                self._directory,
-                self._removal,
-                server=f"slipring {__version__}",
-                engines=self._engines,
-            )
-        return loops
-
-    def _drop(self, reason: str) -> None:
-        """Count a turn that is not recorded; the first time, say why."""
-        with self._lock:
-            self.counts.dropped += 1
-            warns, self._has_warned = not self._has_warned, True
-        if warns:
-            log.warning("a turn is not recorded, because %s; further ones are only counted", reason)
+def _utc_text(seconds: float) -> str:
+    """A Unix time as in 2026-11-15T12:00:00.000Z."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{int(seconds * 1000) % 1000:03}Z"

@@ -2,7 +2,8 @@
 
 Every turn has its line: completed, incomplete, failed, cancelled and refused ones. A line has ids, sizes and
 times, the tenant and the id of its stored key, never content and never a key. Lines are ``key=value`` fields;
-``TerminalFormatter`` shortens them for a human reader.
+``TerminalFormatter`` shortens them for a human reader. ``set_up_logging`` decides where this log and all
+others of a process go.
 """
 
 import logging
@@ -15,6 +16,7 @@ from msgspec import UNSET, UnsetType
 from slipring.protocol.turn_report import TurnReport
 
 if TYPE_CHECKING:
+    # Not at run time: a supervisor formats its log with this module and needs no part of a session.
     from slipring.server.observation.ended_turns import EndedTurn
 
 log = logging.getLogger("slipring.turns")

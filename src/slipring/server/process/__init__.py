@@ -1,1 +1,1 @@
-"""Processes: starting, supervising and stopping servers and workers."""
+"""Processes: starting, supervising and stopping servers and workers; their event loop and their memory."""

@@ -1,10 +1,7 @@
-"""A server: starts, serves and stops.
+"""A server: starts, serves and stops, and maintains the store meanwhile.
 
 Stopping takes these steps: close the listeners; let running responses finish within the deadline; send every
 socket an error and close it with 1001; close engines and store.
-
-What a server does with the store beside serving clients: pruning it, announcing this node, and exchanging
-key usage with other nodes.
 """
 
 import asyncio
@@ -25,8 +22,9 @@ from slipring.engines.base import Engine
 from slipring.engines.catalog import Catalog, Entry, open_engine, position_codec
 from slipring.engines.tokens.tokenizer_threads import TokenizerThreads
 from slipring.protocol.items.items import Effort
-from slipring.server.access.auth import require_keys
+from slipring.server.access.auth import require_keys, require_one_tenant
 from slipring.server.access.content_encryption import open_seal
+from slipring.server.access.quotas import EXCHANGE_INTERVAL_S
 from slipring.server.admin.listener import AdminListener
 from slipring.server.admin.live_view import LiveView, ServerSource
 from slipring.server.background.runs import Background
@@ -40,9 +38,10 @@ from slipring.server.process.event_loop import LoopLag, shorten_switch_interval
 from slipring.server.process.listening_sockets import base_url, bind_shared, listen
 from slipring.server.process.memory_trim import MemoryTrimmer, find_malloc_trim
 from slipring.server.process.process_metrics import resident_bytes
-from slipring.server.process.shutdown import StopRequest, drain, print_wait, run_until, shutting_down
+from slipring.server.process.shutdown import StopRequest, drain, print_wait, run_until
 from slipring.server.process.worker_messages import Serving
 from slipring.server.service import Service
+from slipring.stores.pruning import PRUNE_INTERVAL_S
 from slipring.stores.store import Store, open_store
 
 if TYPE_CHECKING:
@@ -166,13 +165,7 @@ class Server:
             raise StartupError(error.message) from None
         if self.service.keyring.is_open:
             require_keys(self.config)
-        if self.service.keyring.may_have_several_tenants:
-            for engine in self.catalog.engines:
-                if engine.serves_one_tenant:
-                    raise StartupError(
-                        f"--engine {engine.name} serves one tenant only with these options, and the API keys"
-                        " are for several: its response times would tell one what another wrote"
-                    )
+        require_one_tenant(self.service.keyring, self.catalog.engines)
         open_port = bind_shared if self.config.workers > 1 else listen
         return open_port(self.config.host, self.config.port)
 
@@ -231,7 +224,8 @@ class Server:
         assert self._runner is not None
         for acceptor in self._acceptors:
             await acceptor.close()
-        await drain(self.service, shutting_down(), self.stop_request, on_drain)
+        grace_s = self.config.limits.drain_timeout_s
+        await drain(self.service.clients, self._idle, grace_s, self.stop_request, on_drain)
         self._lag.stop()
         await self._ticker.stop()
         await self.background.close()
@@ -239,6 +233,11 @@ class Server:
         await self._maintenance.stop()
         await self._runner.cleanup()
         await self._close_all()
+
+    async def _idle(self) -> None:
+        """Wait until no client is served, and the responses that they have got are audited."""
+        await self.service.wait_until_idle()
+        await self.service.audits.wait()
 
     async def serve(self, on_ready: Callable[["Server"], None]) -> None:
         """Serve until a signal stops the process; print what a graceful stop waits for."""
@@ -331,12 +330,9 @@ def _entry(model: ModelEntry) -> Entry:
     return Entry(model.name, model.engine, model.model, model.aliases, Defaults(**given), hosting)
 
 
-_PRUNE_INTERVAL_S = 60.0
-_EXCHANGE_INTERVAL_S = 1.0
-
-
 class StoreMaintenance:
-    """Maintains the store from ``start`` to ``stop``."""
+    """What a server does with the store beside serving clients: it prunes it, announces this node, and
+    exchanges key usage with other nodes."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -345,9 +341,9 @@ class StoreMaintenance:
     def start(self) -> None:
         # Not part of the server's tick, which must not wait for a slow store.
         self._tasks.start(
-            "exchanging key usage with the store", self._service.sync_keys, _EXCHANGE_INTERVAL_S, at_stop=True
+            "exchanging key usage with the store", self._service.sync_keys, EXCHANGE_INTERVAL_S, at_stop=True
         )
-        self._tasks.start("pruning the store", self._prune, _PRUNE_INTERVAL_S)
+        self._tasks.start("pruning the store", self._prune, PRUNE_INTERVAL_S)
 
     async def stop(self) -> None:
         """Stop, after writing the last key usage. Call this when no client is served any more."""

@@ -1,10 +1,11 @@
-"""Requests to stop a serving process, by signal or from its supervisor.
+"""The shutdown of a process: what asks for it, how long it lets running responses finish, and what clients
+and the operator are told meanwhile.
 
 SIGTERM and SIGINT start a graceful stop; the second of them makes it immediate. SIGHUP starts a graceful stop
 too, but never makes it immediate, and is ignored if it was ignored when the process started, as by nohup.
-SIGUSR1 and SIGUSR2 are logged and otherwise ignored.
+SIGUSR1 and SIGUSR2 are logged and otherwise ignored. A worker is asked by its supervisor instead.
 
-How a server drains: nothing new is accepted, and running responses finish within the deadline.
+While a server drains, nothing new is accepted, and running responses finish within the deadline.
 """
 
 import asyncio
@@ -12,20 +13,19 @@ import contextlib
 import logging
 import signal
 import sys
-from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Coroutine
+from typing import Any, Protocol
 
 from slipring.base.errors import ApiError, Unavailable
 from slipring.base.periodic_tasks import cancel_and_wait
-
-if TYPE_CHECKING:
-    from slipring.server.service import Service
 
 log = logging.getLogger("slipring")
 
 IGNORED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 DUPLICATE_S = 0.1
 """uvloop reports a signal twice if another one arrives with it: a repetition within this time is dropped."""
+_TICKS_S = 2.0
+"""The deadline is enforced by the tick of the server: so much later, nothing is waited for any more."""
 
 
 def ignore(*numbers: signal.Signals) -> None:
@@ -81,45 +81,38 @@ class StopRequest:
         log_ignored_signals()
 
 
-async def run_until(
-    event: asyncio.Event, work: Coroutine[Any, Any, Any], *, timeout_s: float | None = None
-) -> bool:
-    """Run ``work`` until it ends, ``event`` is set, or the timeout passes. Returns whether it ended.
-
-    Work that has not ended is cancelled. Raises what ``work`` raises.
-    """
-    working, waiting = asyncio.create_task(work), asyncio.create_task(event.wait())
-    try:
-        await asyncio.wait([working, waiting], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        has_ended = working.done()
-        await cancel_and_wait([working, waiting])
-    if has_ended:
-        await working
-    return has_ended
+def shutting_down() -> ApiError:
+    """The error that clients get when the server stops."""
+    return Unavailable("The server is shutting down. Connect again.", code="server_shutting_down")
 
 
-_TICKS_S = 2.0
-"""The deadline is enforced by the tick of the server: so much later, nothing is waited for any more."""
+class DrainedClient(Protocol):
+    """A client that may have running responses when the server stops."""
+
+    @property
+    def in_flight(self) -> int:
+        """Responses that are running for it."""
+
+    def wind_down(self, error: ApiError, grace_s: float) -> None:
+        """Finish running responses within ``grace_s``, refuse new ones with ``error``."""
 
 
 async def drain(
-    service: "Service", refusal: ApiError, stop: StopRequest, on_drain: Callable[[int], None] | None = None
+    clients: Collection[DrainedClient],
+    idle: Callable[[], Coroutine[Any, Any, None]],
+    grace_s: float,
+    stop: StopRequest,
+    on_drain: Callable[[int], None] | None = None,
 ) -> None:
-    """Let running responses and their audits finish, until their deadline or a request to stop at once. Calls
-    ``on_drain`` with the number of responses that it waits for. ``refusal``: what new requests get."""
-    grace_s = service.config.limits.drain_timeout_s
-    for client in list(service.clients):
+    """Let the running responses of clients finish, until their deadline or a request to stop at once. Calls
+    ``on_drain`` with the number of responses that it waits for. ``idle``: waits until nothing is left
+    to do."""
+    refusal = shutting_down()
+    for client in list(clients):
         client.wind_down(refusal, grace_s)
     if on_drain is not None:
-        on_drain(sum(client.in_flight for client in service.clients))
-    await run_until(stop.immediate, _idle(service), timeout_s=grace_s + _TICKS_S)
-
-
-async def _idle(service: "Service") -> None:
-    """Wait until no client is served, and the responses that they have got are audited."""
-    await service.wait_until_idle()
-    await service.audits.wait()
+        on_drain(sum(client.in_flight for client in clients))
+    await run_until(stop.immediate, idle(), timeout_s=grace_s + _TICKS_S)
 
 
 def print_wait(stop: StopRequest, responses: int, timeout_s: float) -> None:
@@ -137,6 +130,19 @@ def print_wait(stop: StopRequest, responses: int, timeout_s: float) -> None:
         )
 
 
-def shutting_down() -> ApiError:
-    """The error that clients get when the server stops."""
-    return Unavailable("The server is shutting down. Connect again.", code="server_shutting_down")
+async def run_until(
+    event: asyncio.Event, work: Coroutine[Any, Any, Any], *, timeout_s: float | None = None
+) -> bool:
+    """Run ``work`` until it ends, ``event`` is set, or the timeout passes. Returns whether it ended.
+
+    Work that has not ended is cancelled. Raises what ``work`` raises.
+    """
+    working, waiting = asyncio.create_task(work), asyncio.create_task(event.wait())
+    try:
+        await asyncio.wait([working, waiting], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        has_ended = working.done()
+        await cancel_and_wait([working, waiting])
+    if has_ended:
+        await working
+    return has_ended

@@ -1,4 +1,5 @@
-"""The spans of a turn, made from its report after it has ended: one for the turn, one for each stage.
+"""The spans of a turn, made from its report after it has ended: one for the turn, with its attributes and, if
+that is switched on, its content; one for each stage.
 
 The spans are built as the SDK's own exporters read them, not by its tracer, which is made for code that runs
 between the start and the end of a span, and takes several times as long.
@@ -9,9 +10,8 @@ status is Development. ``error.type`` and ``service.…`` are from the semantic 
 conventions describe the client's span and define none for a server: the span of a turn has the same
 attributes, and is of kind SERVER. Names that begin with ``slipring.`` are our own.
 
-The content of a turn, as the messages of the GenAI conventions. Used only if content is switched on.
-
-A turn has its new items only, not those of the responses before it: their spans have them.
+The content of a turn is that of the messages of the GenAI conventions: its new items only, not those of the
+responses before it, whose spans have them.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -45,6 +45,11 @@ from slipring.server.observation.ended_turns import EndedTurn, TurnContent
 MOST_BYTES = 65_536
 """Of the JSON of the items of an input, of those of an output, and of instructions: for each."""
 _MOST_ITEMS = 256
+_SCOPE = InstrumentationScope("slipring", __version__)
+_ERRORS = frozenset({"failed", "refused"})
+_STREAMS = frozenset({"websocket", "sse"})
+_SAMPLED = TraceFlags(TraceFlags.SAMPLED)
+_ids = RandomIdGenerator()
 
 
 class Excerpt(Struct, frozen=True):
@@ -82,95 +87,6 @@ def _latest(items: Sequence[Item]) -> tuple[list[Item], int]:
             chosen.append(item)
     chosen.reverse()
     return chosen, MOST_BYTES - room
-
-
-def instructions_json(text: str) -> str:
-    """The value of ``gen_ai.system_instructions``."""
-    return _json([_text(text)])
-
-
-def input_json(items: Iterable[Item]) -> str:
-    """The value of ``gen_ai.input.messages``: one message for each item."""
-    messages = []
-    for item in items:
-        role, parts = _message(item, "user")
-        messages.append({"role": role, "parts": parts})
-    return _json(messages)
-
-
-def output_json(items: Iterable[Item]) -> str:
-    """The value of ``gen_ai.output.messages``: one message, because a response is one choice."""
-    return _json([{"role": "assistant", "parts": [part for item in items for part in _message(item, "")[1]]}])
-
-
-def _json(value: object) -> str:
-    return msgspec.json.encode(value).decode()
-
-
-def _message(item: Item, author: str) -> tuple[str, list[dict[str, Any]]]:
-    """The role and the parts of an item. ``author``: the role of items that have none by their type."""
-    body = item.body()
-    if isinstance(body, Message):
-        return body.role, _parts(body.content)
-    if isinstance(body, FunctionCall):
-        return "assistant", [_call(body, _decoded(body.arguments))]
-    if isinstance(body, CustomToolCall):
-        return "assistant", [_call(body, body.input)]
-    if isinstance(body, CallOutput):
-        answer = body.output if isinstance(body.output, str) else _parts(body.output)
-        return "tool", [{"type": "tool_call_response", "id": body.call_id, "response": answer}]
-    if isinstance(body, Reasoning):
-        thought = body.thought or "".join(part.text for part in body.summary)
-        return "assistant", [{"type": "reasoning", "content": thought}]
-    return author, [{"type": item.type}]
-
-
-def _call(call: FunctionCall | CustomToolCall, arguments: object) -> dict[str, Any]:
-    return {"type": "tool_call", "id": call.call_id, "name": call.name, "arguments": arguments}
-
-
-def _decoded(arguments: str) -> object:
-    """Arguments as JSON, or as they are: a model may write anything."""
-    try:
-        return msgspec.json.decode(arguments)
-    except (msgspec.DecodeError, RecursionError):
-        return arguments
-
-
-def _text(text: str) -> dict[str, Any]:
-    return {"type": "text", "content": text}
-
-
-def _parts(content: str | list[Part]) -> list[dict[str, Any]]:
-    return [_text(content)] if isinstance(content, str) else [_part(part) for part in content]
-
-
-def _part(part: Part) -> dict[str, Any]:
-    if isinstance(part, InputImage):
-        return _attached("image", part.file_id, part.image_url)
-    if isinstance(part, InputFile):
-        return _attached("document", part.file_id, part.file_url or part.file_data)
-    if isinstance(part, Refusal):
-        return {"type": "refusal", "content": part.refusal}
-    return _text(part.text)
-
-
-def _attached(modality: str, file_id: str | None, url: str | None) -> dict[str, Any]:
-    """A file by its id or its URL; bytes that were sent within the item."""
-    if file_id is not None:
-        return {"type": "file", "modality": modality, "file_id": file_id}
-    head, comma, encoded = (url or "").partition(",")
-    if comma and head.startswith("data:"):
-        kind = head.removeprefix("data:").partition(";")[0]
-        return {"type": "blob", "modality": modality, "mime_type": kind, "content": encoded}
-    return {"type": "uri", "modality": modality, "uri": url or ""}
-
-
-_SCOPE = InstrumentationScope("slipring", __version__)
-_ERRORS = frozenset({"failed", "refused"})
-_STREAMS = frozenset({"websocket", "sse"})
-_SAMPLED = TraceFlags(TraceFlags.SAMPLED)
-_ids = RandomIdGenerator()
 
 
 class TracedTurn(Struct, frozen=True):
@@ -299,3 +215,85 @@ def _said(said: Excerpt) -> dict[str, AttributeValue]:
 def _encodable(text: object) -> object:
     """Text of a client without what UTF-8 cannot encode, which would fail the whole batch."""
     return text.encode(errors="replace").decode() if isinstance(text, str) else text
+
+
+def instructions_json(text: str) -> str:
+    """The value of ``gen_ai.system_instructions``."""
+    return _json([_text(text)])
+
+
+def input_json(items: Iterable[Item]) -> str:
+    """The value of ``gen_ai.input.messages``: one message for each item."""
+    messages = []
+    for item in items:
+        role, parts = _message(item, "user")
+        messages.append({"role": role, "parts": parts})
+    return _json(messages)
+
+
+def output_json(items: Iterable[Item]) -> str:
+    """The value of ``gen_ai.output.messages``: one message, because a response is one choice."""
+    return _json([{"role": "assistant", "parts": [part for item in items for part in _message(item, "")[1]]}])
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _message(item: Item, author: str) -> tuple[str, list[dict[str, Any]]]:
+    """The role and the parts of an item. ``author``: the role of items that have none by their type."""
+    body = item.body()
+    if isinstance(body, Message):
+        return body.role, _parts(body.content)
+    if isinstance(body, FunctionCall):
+        return "assistant", [_call(body, _decoded(body.arguments))]
+    if isinstance(body, CustomToolCall):
+        return "assistant", [_call(body, body.input)]
+    if isinstance(body, CallOutput):
+        answer = body.output if isinstance(body.output, str) else _parts(body.output)
+        return "tool", [{"type": "tool_call_response", "id": body.call_id, "response": answer}]
+    if isinstance(body, Reasoning):
+        thought = body.thought or "".join(part.text for part in body.summary)
+        return "assistant", [{"type": "reasoning", "content": thought}]
+    return author, [{"type": item.type}]
+
+
+def _call(call: FunctionCall | CustomToolCall, arguments: object) -> dict[str, Any]:
+    return {"type": "tool_call", "id": call.call_id, "name": call.name, "arguments": arguments}
+
+
+def _decoded(arguments: str) -> object:
+    """Arguments as JSON, or as they are: a model may write anything."""
+    try:
+        return msgspec.json.decode(arguments)
+    except (msgspec.DecodeError, RecursionError):
+        return arguments
+
+
+def _text(text: str) -> dict[str, Any]:
+    return {"type": "text", "content": text}
+
+
+def _parts(content: str | list[Part]) -> list[dict[str, Any]]:
+    return [_text(content)] if isinstance(content, str) else [_part(part) for part in content]
+
+
+def _part(part: Part) -> dict[str, Any]:
+    if isinstance(part, InputImage):
+        return _attached("image", part.file_id, part.image_url)
+    if isinstance(part, InputFile):
+        return _attached("document", part.file_id, part.file_url or part.file_data)
+    if isinstance(part, Refusal):
+        return {"type": "refusal", "content": part.refusal}
+    return _text(part.text)
+
+
+def _attached(modality: str, file_id: str | None, url: str | None) -> dict[str, Any]:
+    """A file by its id or its URL; bytes that were sent within the item."""
+    if file_id is not None:
+        return {"type": "file", "modality": modality, "file_id": file_id}
+    head, comma, encoded = (url or "").partition(",")
+    if comma and head.startswith("data:"):
+        kind = head.removeprefix("data:").partition(";")[0]
+        return {"type": "blob", "modality": modality, "mime_type": kind, "content": encoded}
+    return {"type": "uri", "modality": modality, "uri": url or ""}

@@ -1,7 +1,7 @@
 """Turns over HTTP: a session with a single create, answered with a JSON body or an SSE stream.
 
 What the client sends and gets is that of its API (``Translation``). A response that it continues is loaded
-from the store.
+from the store. The headers and the chunks of a stream are made here.
 """
 
 import asyncio
@@ -31,6 +31,13 @@ from slipring.server.observation.ended_turns import EndedTurn, Origin, Transport
 from slipring.server.request_decoding import ReadCreate
 from slipring.server.service import Service
 from slipring.server.transports.outbox import Outbox, run_until_waiting
+
+STREAM_HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",
+}
+"""Of a stream of server-sent events."""
 
 
 class PostedCreate(Struct, frozen=True):
@@ -158,7 +165,7 @@ class SseReply(Sink):
         self._stages = stages
         self._limits = service.config.limits
         self._request = request
-        self._stream = StreamedResponse(headers=HEADERS)
+        self._stream = StreamedResponse(headers=STREAM_HEADERS)
         self._connection = connection_of(request)
         self._writes_chunks = False
         """Whether the headers have been sent, with the first blocks, and the body is chunked. aiohttp writes
@@ -255,9 +262,9 @@ class SseReply(Sink):
         if self._ended.done() and not self._outbox.queued_bytes():
             return run_until_waiting(self._stream.write_eof(blocks))
         if self._writes_chunks:
-            return self._connection.write(chunk(blocks))
+            return self._connection.write(_chunk(blocks))
         waiting = run_until_waiting(self._stream.write(blocks))
-        self._writes_chunks = is_chunked(self._stream)
+        self._writes_chunks = _is_chunked(self._stream)
         return waiting
 
 
@@ -288,14 +295,7 @@ class _HttpExchange(Exchange):
         return super().tick()
 
 
-HEADERS = {
-    "Content-Type": "text/event-stream; charset=utf-8",
-    "Cache-Control": "no-cache",
-    "X-Accel-Buffering": "no",
-}
-
-
-def is_chunked(response: web.StreamResponse) -> bool:
+def _is_chunked(response: web.StreamResponse) -> bool:
     """Whether the body of a response whose headers have been sent is chunked: not for HTTP/1.0."""
     return response.headers.get(hdrs.TRANSFER_ENCODING) == "chunked"
 
@@ -305,6 +305,6 @@ def no_head(_: int) -> bytes:
     return b""
 
 
-def chunk(data: bytes) -> bytes:
+def _chunk(data: bytes) -> bytes:
     """Data, which must not be empty, as one chunk of a body."""
     return b"%x\r\n%b\r\n" % (len(data), data)

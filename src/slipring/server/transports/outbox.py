@@ -3,7 +3,7 @@
 ``send`` queues events, ``flush`` writes the queue in order until the client does not keep up. A task of
 the outbox, which nothing cancels, waits for the client and writes the rest. Producers may be cancelled at any
 time, so they never write to a slow client: they wait for room in the queue. That is the backpressure that
-stops an engine from being pulled. ``connections.connection_limits`` decides how long a client may take.
+stops an engine from being pulled. ``connections.slow_clients`` decides how long a client may take.
 """
 
 import asyncio

@@ -1,17 +1,14 @@
-"""``GET /v1/responses`` with an upgrade: a WebSocket connection with one reader, one writer and a session.
+"""``GET /v1/responses`` with an upgrade: a WebSocket connection with one reader, one writer and a session;
+and ``/slipring/echo``, which has the same framing.
 
 The reader never waits for generation, so it answers pings while a response is generated. ``tick`` detects a
 silent client: the server calls it about once a second while turns run, and otherwise when the next ping or
-another deadline is due, so an idle connection costs nothing in between. ``connection_limits`` detects clients
-that read or send too slowly.
+another deadline is due, so an idle connection costs nothing in between. ``open_connections`` and
+``slow_clients`` detect clients that send too slowly or do not read.
 
-Whether a GET asks for an upgrade to a WebSocket, and what it is answered if it does not.
-
-``/slipring/echo``: a WebSocket that sends back every message, for conformance suites.
-
-Suites such as Autobahn's ``wstest`` need an echo server. This one uses the settings, framing and closing
-handshake of ``/v1/responses``, so that their results hold for both. It exists only if the setting ``echo`` is
-on.
+``/slipring/echo`` sends back every message. Conformance suites such as Autobahn's ``wstest`` need that. It
+uses the settings, framing and closing handshake of ``/v1/responses``, so that their results hold for both,
+and exists only if the setting ``echo`` is on.
 """
 
 import asyncio
@@ -38,8 +35,30 @@ from slipring.server.service import Service
 from slipring.server.transports.beta_header import of_socket
 from slipring.server.transports.outbox import Outbox, run_until_waiting
 
+log = logging.getLogger("slipring")
+
+ECHO_PATH = "/slipring/echo"
 UPGRADE_HEADERS = {"Upgrade": "websocket", "Connection": "Upgrade"}
 """Of the answer that asks for the upgrade."""
+CLOSE_TIMEOUT_S = 5.0
+"""How long the closing handshake may take, everything that is queued included."""
+_NORMAL = 1000
+_PROTOCOL_ERROR = 1002
+_INTERNAL_ERROR = _KEEPALIVE_LOST = 1011
+_NEVER_SENT = frozenset({1004, 1005, 1006, 1015})
+"""Codes that are reserved and must not appear in a close frame (RFC 6455, 7.4.1)."""
+_NO_CODE = 0
+"""What aiohttp reports for a close frame without a code."""
+_TEXT = 0x81
+"""First byte of a text frame that is final, i.e. a whole message."""
+_short = Struct("!BB").pack
+_medium = Struct("!BBH").pack
+_long = Struct("!BBQ").pack
+_PING = b"\x89\x00"
+"""A ping frame without a payload. Servers send no masks, and control frames are never compressed."""
+_RECENT_TURNS = 16
+_READ_AT_ONCE = 4
+"""Thousands of small messages may have arrived at once: after this many, other connections run."""
 
 
 class UpgradeRequired(InvalidRequest):
@@ -58,21 +77,6 @@ def require_upgrade(request: web.Request, others: str = "") -> None:
     the same path."""
     if not asks_for_upgrade(request):
         raise UpgradeRequired(f"This endpoint takes {others}GET with an upgrade to a WebSocket.")
-
-
-CLOSE_TIMEOUT_S = 5.0
-"""How long the closing handshake may take, everything that is queued included."""
-_NORMAL = 1000
-_PROTOCOL_ERROR = 1002
-_NEVER_SENT = frozenset({1004, 1005, 1006, 1015})
-"""Codes that are reserved and must not appear in a close frame (RFC 6455, 7.4.1)."""
-_NO_CODE = 0
-"""What aiohttp reports for a close frame without a code."""
-_TEXT = 0x81
-"""First byte of a text frame that is final, i.e. a whole message."""
-_short = Struct("!BB").pack
-_medium = Struct("!BBH").pack
-_long = Struct("!BBQ").pack
 
 
 class ServerSocket(web.WebSocketResponse):
@@ -119,16 +123,6 @@ async def answer_close(socket: web.WebSocketResponse, code: int) -> bool:
     # Not drained: a client that has sent its close frame may have disconnected, and draining would raise.
     await socket.close(code=reply, drain=False)
     return is_valid
-
-
-_RECENT_TURNS = 16
-_READ_AT_ONCE = 4
-"""Thousands of small messages may have arrived at once: after this many, other connections run."""
-_INTERNAL_ERROR = _KEEPALIVE_LOST = 1011
-_PING = b"\x89\x00"
-"""A ping frame without a payload. Servers send no masks, and control frames are never compressed."""
-
-log = logging.getLogger("slipring")
 
 
 class WebSocketConnection(Outbox):
@@ -345,9 +339,6 @@ async def serve_websocket(service: Service, request: web.Request, caller: Caller
     return socket
 
 
-ECHO_PATH = "/slipring/echo"
-
-
 async def echo(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
     """Send back every message until the client disconnects."""
     require_upgrade(request)
@@ -356,7 +347,7 @@ async def echo(service: Service, request: web.Request, caller: Caller) -> web.St
     try:
         await socket.prepare(request)
         connection_of(request).become_socket(lambda: 0, lambda code, reason: connection_of(request).abort())
-        await _repeat(request, socket)
+        await _echo_messages(request, socket)
     except OSError:
         pass  # the client disconnected without reading what it was sent
     finally:
@@ -364,7 +355,7 @@ async def echo(service: Service, request: web.Request, caller: Caller) -> web.St
     return socket
 
 
-async def _repeat(request: web.Request, socket: web.WebSocketResponse) -> None:
+async def _echo_messages(request: web.Request, socket: web.WebSocketResponse) -> None:
     while True:
         message = await socket.receive()
         connection_of(request).message_received()

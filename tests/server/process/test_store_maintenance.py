@@ -10,7 +10,7 @@ from tests.harness import serve
 
 
 async def test_expired_rows_are_deleted_periodically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_process, "_PRUNE_INTERVAL_S", 0.01)
+    monkeypatch.setattr(server_process, "PRUNE_INTERVAL_S", 0.01)
     async with serve(store=f"sqlite:{tmp_path / 'slipring.db'}", retention_days=1e-6) as server:
         assert (await server.post(input="expires"))[0] == 200
         database = server.service.store._database

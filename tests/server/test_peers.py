@@ -10,8 +10,8 @@ import pytest
 from slipring.server.peers import ASKED_AT, PATH, SIGNATURE, TENANT
 from slipring.server.random_ids import node_of
 from tests.harness import Running, serve
-from tests.server.cluster.test_parking import cut
 from tests.server.test_attacks import VOLATILE, Answer, ghost, routes
+from tests.server.test_parking import cut
 
 
 @asynccontextmanager

@@ -16,7 +16,7 @@ from slipring.core.limits import Limits
 from slipring.observation.metric_table import RECORDED_TURNS
 from tests.harness import WEATHER, PuppetEngine, serve
 from tests.observation.snapshot_values import value_of
-from tests.server.recording.recordings import files, only, paths, sizes, texts
+from tests.server.observation.recordings import files, only, paths, sizes, texts
 
 CALLING = "simulated:tokens_per_s=0,output_tokens=5,tool_calls=1"
 

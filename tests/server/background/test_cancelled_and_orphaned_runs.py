@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Text
-from slipring.server.background import cancelled_and_orphaned_runs
+from slipring.server.background.cancelled_and_orphaned_runs import Claim, fail_abandoned
 from tests.api import Api
 from tests.harness import Performance, PuppetEngine, Running, serve
 from tests.mcp.fakes import FakeServer, serving
@@ -33,8 +33,8 @@ async def abandon(api: Api, performance: Performance, response_id: str) -> dict[
     """Its owner dies, and another node ends it."""
     service = api.server.service
     run = await service.store.runs.read("default", response_id)
-    claim = cancelled_and_orphaned_runs.Claim("other", run.lease_until, service.seal)
-    await cancelled_and_orphaned_runs.fail_abandoned(service.store, run, claim)
+    claim = Claim("other", run.lease_until, service.seal)
+    await fail_abandoned(service.store, run, claim)
     performance.say("the owner finds out that it has lost the run")
     return await api.ended(response_id)
 
