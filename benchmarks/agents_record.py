@@ -138,8 +138,8 @@ def pauses(record: Record) -> Pauses | None:
 
 
 def table(record: Record, pauses: bool) -> str:
-    """A row for each way and number of loops at once."""
-    chosen = _by_cell(record, pauses)
+    """A row for each way and number of loops at once. Loops of fewer turns than the others say so."""
+    chosen, turns = _by_cell(record, pauses, shorter=True), _turns(record)
     processes = list(dict.fromkeys(name for runs in chosen.values() for run in runs for name in run.cpu_ms))
     lines = [
         f"| loops at once | way | time s | a turn ms | first token ms: all, last {_LAST} turns"
@@ -147,7 +147,8 @@ def table(record: Record, pauses: bool) -> str:
         "|---:|---|---:|---:|---:|---:|---:|",
     ]
     for cell, runs in chosen.items():
-        named = f"| {cell.at_once} | {cell.title} |"
+        shorter = "" if cell.plan.turns == turns else f", of {cell.plan.turns} turns"
+        named = f"| {cell.at_once}{shorter} | {cell.title} |"
         if wrong := next((run.wrong for run in runs if run.wrong), None):
             lines.append(f"{named} {_shortened(wrong)} | | | | |")
             continue
@@ -366,18 +367,25 @@ def _heading(record: Record) -> str:
     return f"{record.model['layers']} layers of {record.model['width']:,} ({_SIZES[record.shape]})"
 
 
-def _by_cell(record: Record, pauses: bool) -> dict[Cell, list[Run]]:
-    """All repeats of the cells with or without pauses: by number of loops, then in the order of ``NAMES``."""
+def _by_cell(record: Record, pauses: bool, shorter: bool = False) -> dict[Cell, list[Run]]:
+    """All repeats of the cells with or without pauses: by number of loops, then in the order of ``NAMES``.
+    ``shorter``: also loops of fewer turns than the others, which were run where whole ones do not fit."""
     order = [(server, way) for server in NAMES for way in WAYS]
     found: dict[Cell, list[Run]] = {}
     for run in record.measured:
-        if (run.cell.plan.pause_s is not None) is pauses:
+        plan = run.cell.plan
+        if (plan.pause_s is not None) is pauses and (shorter or plan.turns == _turns(record)):
             found.setdefault(run.cell, []).append(run)
     return dict(sorted(found.items(), key=lambda it: (it[0].at_once, order.index(it[0].key))))
 
 
+def _turns(record: Record) -> int:
+    """Of each loop, but those that are shorter than the others."""
+    return max(run.cell.plan.turns for run in record.measured)
+
+
 def _amounts(record: Record) -> list[int]:
-    return sorted({run.cell.at_once for run in record.measured if run.cell.plan.pause_s is None})
+    return sorted({cell.at_once for cell in _by_cell(record, pauses=False)})
 
 
 def _is_right(runs: Sequence[Run]) -> bool:
