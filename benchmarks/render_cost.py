@@ -23,7 +23,7 @@ from packaged import chatml_renderer, packaged_metadata
 
 from slipring.core.betas import NO_BETAS
 from slipring.core.byte_ledger import Ledger
-from slipring.core.chain.head import KnownHeads
+from slipring.core.chain.instructions_and_tools import KnownHeads
 from slipring.core.chain.resent_history import KnownContexts, KnownItems
 from slipring.core.chain.state import ResponseState
 from slipring.core.chain.state_cache import NoCache

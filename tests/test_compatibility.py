@@ -40,8 +40,8 @@ from slipring.config import settings
 from slipring.config.tables import CheckEntry
 from slipring.core.betas import Betas
 from slipring.core.byte_ledger import Ledger
-from slipring.core.chain.head import KnownHeads
 from slipring.core.chain.hosted_items_in_context import HOSTED
+from slipring.core.chain.instructions_and_tools import KnownHeads
 from slipring.core.chain.resent_history import KnownContexts, KnownItems
 from slipring.core.chain.state_cache import ConnectionCache
 from slipring.core.checks.known_verdicts import KnownVerdicts

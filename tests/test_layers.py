@@ -19,13 +19,26 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "core": ("base.errors", "protocol", "core"),
     "config": ("base.errors", "core.checks", "core.limits", "config"),
     "prompts": (
-        *("base.errors", "protocol", "core.generation", "core.chain.head", "core.token_estimates"),
+        *(
+            "base.errors",
+            "protocol",
+            "core.generation",
+            "core.chain.instructions_and_tools",
+            "core.token_estimates",
+        ),
         "prompts",
     ),
     "observation": ("protocol.turn_report", "observation"),
     "sandbox": ("base.errors", "base.periodic_tasks", "core.tenant_caches", "sandbox"),
     "engines": (
-        *("base", "protocol", "core.generation", "core.chain.head", "core.limits", "core.token_estimates"),
+        *(
+            "base",
+            "protocol",
+            "core.generation",
+            "core.chain.instructions_and_tools",
+            "core.limits",
+            "core.token_estimates",
+        ),
         *("prompts", "sandbox", "observation.live_messages", "engines"),
     ),
     "engines.vllm_plugin": ("engines.vllm_plugin",),

@@ -21,8 +21,8 @@ from slipring.core import attachments
 from slipring.core.attachments import Fetched, ReadPages
 from slipring.core.betas import NO_BETAS, Betas
 from slipring.core.byte_ledger import Ledger
-from slipring.core.chain.head import Head, KnownHeads
 from slipring.core.chain.hosted_items_in_context import call_item
+from slipring.core.chain.instructions_and_tools import Head, KnownHeads
 from slipring.core.chain.resent_history import KnownContexts, KnownItems
 from slipring.core.chain.sealed_items import BrokenSeal
 from slipring.core.chain.state import Carry, ResponseState

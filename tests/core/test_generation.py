@@ -3,7 +3,7 @@
 import pytest
 from msgspec import structs
 
-from slipring.core.chain.head import Head
+from slipring.core.chain.instructions_and_tools import Head
 from slipring.core.chain.state import Branch
 from slipring.core.generation import Accepted, Defaults, Finished, Job, Settings
 from slipring.protocol.tools.tool_choice import Offer

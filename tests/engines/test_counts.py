@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 from msgspec import structs
 
-from slipring.core.chain.head import Head
+from slipring.core.chain.instructions_and_tools import Head
 from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Accepted, Capabilities, Emit, Finished, Job, Model, Settings, deliver
 from slipring.core.token_estimates import _weight, estimated_tokens

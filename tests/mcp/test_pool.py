@@ -5,11 +5,11 @@ import asyncio
 import pytest
 from aiohttp import web
 
+from slipring.mcp.credentials import Credential
 from slipring.mcp.failures import ConnectionLost, Malformed, Outcome, RequestRefused, TooLarge
 from slipring.mcp.limits import McpLimits
 from slipring.mcp.pool import Pool
 from slipring.mcp.protocol.tools import TextContent
-from slipring.mcp.servers import Credential
 from tests.mcp.fakes import ADD, Exchange, FakeServer, Reply, at, event, text
 
 CHANGED = event({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"})

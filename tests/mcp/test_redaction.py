@@ -2,7 +2,7 @@
 
 import pytest
 
-from slipring.mcp.redaction import Redaction
+from slipring.mcp.result_redaction import Redaction
 
 SECRET = 'to/k"en'
 

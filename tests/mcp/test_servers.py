@@ -11,9 +11,10 @@ import pytest
 from aiohttp import web
 from aiohttp.abc import AbstractResolver, ResolveResult
 
+from slipring.mcp.credentials import Credential, check_headers
 from slipring.mcp.failures import McpFailure, Outcome, RequestRefused
 from slipring.mcp.pool import Pool
-from slipring.mcp.servers import Credential, HttpServer, check_headers
+from slipring.mcp.servers import HttpServer
 from slipring.mcp.transports.addresses import AddressNotPublic, Reach, is_public_address, public_socket
 from slipring.mcp.url_policy import UrlPolicy, admit, parse_url
 from tests.mcp.fakes import Exchange, FakeServer, Reply, at, error, serving

@@ -10,7 +10,7 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from slipring.core.chain.head import Head
+from slipring.core.chain.instructions_and_tools import Head
 from slipring.core.chain.state import Carry, ResponseState
 from slipring.core.generation import Job, Settings
 from slipring.prompts.fallback_reasons import HEAD_CHANGED

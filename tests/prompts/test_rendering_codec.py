@@ -12,7 +12,7 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
 from slipring.base.errors import InvalidRequest
-from slipring.core.chain.head import Head
+from slipring.core.chain.instructions_and_tools import Head
 from slipring.core.chain.state import Positions, ResponseState
 from slipring.engines.llama.slots_and_saved_contexts import shared_tokens
 from slipring.prompts import rendering_codec

@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Raw, structs
 
 from slipring.core.chain import item_ids
-from slipring.core.chain.head import Head
+from slipring.core.chain.instructions_and_tools import Head
 from slipring.core.chain.state import Carry, Position, ResponseState
 from slipring.core.checks.verdicts import NodeVerdicts
 from slipring.protocol import wire

@@ -1,6 +1,6 @@
 """What pruning removes when data is unreferenced or takes too much memory."""
 
-from slipring.core.chain.head import Head
+from slipring.core.chain.instructions_and_tools import Head
 from slipring.stores.conversations import Conversation
 from slipring.stores.runs import RunEvent
 from slipring.stores.store import Store

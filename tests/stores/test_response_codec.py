@@ -2,7 +2,7 @@
 
 from msgspec import Raw
 
-from slipring.core.chain.head import Head
+from slipring.core.chain.instructions_and_tools import Head
 from slipring.core.chain.state import Carry, OpenCall
 from slipring.protocol.items.items import Item
 from slipring.protocol.requests import TextFormat

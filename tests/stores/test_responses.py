@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from msgspec import Raw, structs
 
-from slipring.core.chain.head import Head
+from slipring.core.chain.instructions_and_tools import Head
 from slipring.core.chain.state import Carry, OpenCall
 from slipring.core.checks.verdicts import Finding, NodeVerdicts
 from slipring.protocol.items.items import Item

@@ -5,7 +5,7 @@ import itertools
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from slipring.core.chain.head import Head
+from slipring.core.chain.instructions_and_tools import Head
 from slipring.core.chain.state import Carry, OpenCall, ResponseState
 from slipring.stores.store import Store
 from tests.stores.conftest import StoreLocation

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from msgspec import Raw, structs
 
-from slipring.core.chain.head import NO_HEAD, Head
+from slipring.core.chain.instructions_and_tools import NO_HEAD, Head
 from slipring.protocol import wire
 from slipring.protocol.responses import Response
 from slipring.protocol.tools.toolset import Toolset

@@ -17,15 +17,11 @@ from slipring.commands.openapi_schemas import EVENT, MESSAGES_EVENT, Schema, com
 from slipring.protocol.chat_completions.completion import ChatChunk, ChatCompletion
 from slipring.protocol.chat_completions.requests import ChatRequest
 from slipring.protocol.decisions import Decision, DecisionRequest
-from slipring.protocol.endpoints import bodies
-from slipring.protocol.endpoints.bodies import (
-    CompactRequest,
-    ConversationObject,
-    ItemPage,
-    ModerationAnswer,
-    ModerationRequest,
-    Window,
-)
+from slipring.protocol.endpoints import conversations, reply_bodies
+from slipring.protocol.endpoints.compact import CompactRequest, Window
+from slipring.protocol.endpoints.conversations import ConversationObject
+from slipring.protocol.endpoints.moderations import ModerationAnswer, ModerationRequest
+from slipring.protocol.endpoints.reply_bodies import ItemPage
 from slipring.protocol.events import ErrorAnswer
 from slipring.protocol.messages.answer import MessageAnswer
 from slipring.protocol.messages.errors import OVERLOADED, MessagesError
@@ -102,7 +98,7 @@ OPERATIONS = (
         "/v1/responses/input_tokens",
         "countInputTokens",
         "Count the input tokens of a request.",
-        bodies.InputTokens,
+        reply_bodies.InputTokens,
         CreateRequest,
     ),
     _get(
@@ -118,7 +114,7 @@ OPERATIONS = (
         errors=(400, 404),
         streams=EVENT,
     ),
-    _delete(_RESPONSE, "deleteResponse", "Delete a stored response.", bodies.DeletedResponse),
+    _delete(_RESPONSE, "deleteResponse", "Delete a stored response.", reply_bodies.DeletedResponse),
     _post(
         f"{_RESPONSE}/cancel", "cancelResponse", "Cancel a background response.", Response, errors=(400, 404)
     ),
@@ -135,7 +131,7 @@ OPERATIONS = (
         "createConversation",
         "Create a conversation.",
         ConversationObject,
-        bodies.CreateConversation,
+        conversations.CreateConversation,
         needs_body=False,
         errors=(400, 413, 415),
     ),
@@ -145,14 +141,14 @@ OPERATIONS = (
         "updateConversation",
         "Replace the metadata of a conversation.",
         ConversationObject,
-        bodies.UpdateConversation,
+        conversations.UpdateConversation,
         errors=(400, 404, 413, 415),
     ),
     _delete(
         _CONVERSATION,
         "deleteConversation",
         "Delete a conversation and its items.",
-        bodies.DeletedConversation,
+        reply_bodies.DeletedConversation,
     ),
     _get(
         f"{_CONVERSATION}/items",
@@ -167,7 +163,7 @@ OPERATIONS = (
         "addConversationItems",
         "Add items to a conversation.",
         ItemPage,
-        bodies.AddItems,
+        conversations.AddItems,
         query={"include": _INCLUDE},
         errors=(400, 404, 413, 415),
     ),
@@ -226,29 +222,29 @@ OPERATIONS = (
         "/v1/slipring/turns",
         "listTurns",
         "List timing reports of recent turns on open WebSockets.",
-        bodies.TurnList,
+        reply_bodies.TurnList,
     ),
     _get(
         "/v1/models",
         "listModels",
         "List the models that the API key may use; for Codex, which sends its version, also in its own form.",
-        bodies.ModelList,
+        reply_bodies.ModelList,
         query={"client_version": {"type": "string"}},
     ),
-    _get("/v1/models/{model}", "getModel", "Get one model.", bodies.ModelObject, errors=(404,)),
-    _get("/health", "getHealth", "Get the health of the server.", bodies.Health, is_open=True),
+    _get("/v1/models/{model}", "getModel", "Get one model.", reply_bodies.ModelObject, errors=(404,)),
+    _get("/health", "getHealth", "Get the health of the server.", reply_bodies.Health, is_open=True),
     _get(
         "/ready",
         "getReadiness",
         "Say whether new requests can be served.",
-        bodies.Readiness,
+        reply_bodies.Readiness,
         is_open=True,
     ),
     _get(
         "/ready/store",
         "getStoreReadiness",
         "Say whether new requests can be served and stored.",
-        bodies.Readiness,
+        reply_bodies.Readiness,
         is_open=True,
     ),
 )

@@ -32,28 +32,31 @@ from slipring.protocol.decisions import (
     QuestionJson,
     ScoreQuestion,
 )
-from slipring.protocol.endpoints.bodies import (
+from slipring.protocol.endpoints.compact import CompactRequest, Window
+from slipring.protocol.endpoints.conversations import (
     AddItems,
-    CompactRequest,
     ConversationObject,
     CreateConversation,
+    UpdateConversation,
+)
+from slipring.protocol.endpoints.moderations import (
+    ImagePart,
+    Inputs,
+    ModerationAnswer,
+    ModerationRequest,
+    Parts,
+    TextPart,
+)
+from slipring.protocol.endpoints.reply_bodies import (
     DeletedConversation,
     DeletedResponse,
     Health,
-    ImagePart,
-    Inputs,
     InputTokens,
     ItemPage,
     ModelList,
     ModelObject,
-    ModerationAnswer,
-    ModerationRequest,
-    Parts,
     Readiness,
-    TextPart,
     TurnList,
-    UpdateConversation,
-    Window,
 )
 from slipring.protocol.events import (
     AppendFailed,

@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 
 from msgspec import Raw, Struct, field, structs
 
-from slipring.core.chain.head import Head
+from slipring.core.chain.instructions_and_tools import Head
 from slipring.core.chain.state import Branch, ResponseState, branch_of
 from slipring.core.chain.state import Position as Position
 from slipring.protocol.events import CallEvent

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from slipring.core.byte_ledger import Ledger
-from slipring.core.chain.head import KnownHeads
+from slipring.core.chain.instructions_and_tools import KnownHeads
 from slipring.core.chain.resent_history import KnownContexts, KnownItems
 from slipring.core.chain.sealed_items import Seal
 from slipring.core.checks.known_verdicts import KnownVerdicts

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 
-from slipring.core.chain.head import Head
+from slipring.core.chain.instructions_and_tools import Head
 from slipring.core.generation import Job
 from slipring.protocol.items.item_pictures import BadPicture, Picture, pictures
 from slipring.protocol.items.items import Item

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from msgspec import structs
 
-from slipring.core.chain.head import Head
+from slipring.core.chain.instructions_and_tools import Head
 from slipring.core.generation import Delta, Emit, Finished, Job, Model, Position, Prefill
 from slipring.core.limits import Limits
 from slipring.engines.constraints.grammar_compiler import IN_THREAD, Compiler

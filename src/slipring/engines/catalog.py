@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from msgspec import Struct, structs
 
 from slipring.base.errors import ModelNotFound, StartupError, suggestion
-from slipring.core.chain.head import Head
+from slipring.core.chain.instructions_and_tools import Head
 from slipring.core.generation import Defaults, Emit, Hosting, Job, Model, Position
 from slipring.engines.base import Engine, PositionCodec
 from slipring.engines.engine_hosts import Borrowed, Owner

@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from slipring import __version__
-from slipring.mcp import redaction
+from slipring.mcp import result_redaction
+from slipring.mcp.credentials import NO_CREDENTIAL, Credential
 from slipring.mcp.failures import (
     ConnectionLost,
     HttpRejected,
@@ -28,7 +29,7 @@ from slipring.mcp.limits import McpLimits
 from slipring.mcp.protocol.json_rpc import HEADER_MISMATCH, UNSUPPORTED_VERSION
 from slipring.mcp.protocol.session import Agreement, McpSession
 from slipring.mcp.protocol.tools import Tool, ToolList, ToolResult
-from slipring.mcp.servers import NO_CREDENTIAL, Credential, HttpServer, McpServer, StdioServer
+from slipring.mcp.servers import HttpServer, McpServer, StdioServer
 from slipring.mcp.transports.addresses import NO_REGISTERED, RegisteredAddresses
 from slipring.mcp.transports.connection import Connection, OnProgress
 from slipring.mcp.transports.http_transports import (
@@ -465,7 +466,7 @@ def _require_object(arguments: bytes, most: int) -> None:
 
 def _redacted(failure: McpFailure, entry: _Entry) -> McpFailure:
     """Remove credentials that a server repeated in its error."""
-    text = redaction.of_errors(entry.server, entry.credential).text(failure.message)
+    text = result_redaction.of_errors(entry.server, entry.credential).text(failure.message)
     if text != failure.message:
         failure.message = text
         failure.args = (text,)

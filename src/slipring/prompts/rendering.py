@@ -18,7 +18,7 @@ from itertools import chain
 
 from msgspec import Struct
 
-from slipring.core.chain.head import Head
+from slipring.core.chain.instructions_and_tools import Head
 from slipring.core.generation import ANY_ID, Job, Settings
 from slipring.prompts.fallback_reasons import CANNOT_SEE, OTHER_WRITER, CannotAppend
 from slipring.prompts.parsing.output_format import OutputFormat

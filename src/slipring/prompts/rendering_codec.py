@@ -16,7 +16,7 @@ from typing import Literal
 
 from msgspec import Raw, Struct, msgpack, structs
 
-from slipring.core.chain.head import Head
+from slipring.core.chain.instructions_and_tools import Head
 from slipring.prompts.rendering import Body, EncodedIds, PlacedPicture, Preface, Rendered, empty
 from slipring.prompts.templates.template_renderer import Tail
 from slipring.protocol.requests import TextFormat

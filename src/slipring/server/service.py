@@ -20,7 +20,7 @@ from slipring.base.tenant_slots import TenantSlots
 from slipring.config.settings import Config
 from slipring.core.betas import NO_BETAS, Betas
 from slipring.core.byte_ledger import Ledger
-from slipring.core.chain.head import KnownHeads
+from slipring.core.chain.instructions_and_tools import KnownHeads
 from slipring.core.chain.resent_history import KnownContexts, KnownItems
 from slipring.core.chain.sealed_items import Seal
 from slipring.core.chain.state import Positions
@@ -31,7 +31,7 @@ from slipring.core.ports import Mint, Ports
 from slipring.core.session.session import Session
 from slipring.engines.catalog import Catalog
 from slipring.engines.constraints.grammar_compiler import Compiler
-from slipring.protocol.endpoints.bodies import TraceCounts
+from slipring.protocol.endpoints.reply_bodies import TraceCounts
 from slipring.safety.inspector import Inspector
 from slipring.sandbox.pipe_messages import SandboxLimits
 from slipring.sandbox.sandbox import Sandbox

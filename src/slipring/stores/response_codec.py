@@ -14,7 +14,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType, structs
 
 from slipring.core.chain import item_ids
-from slipring.core.chain.head import Head
+from slipring.core.chain.instructions_and_tools import Head
 from slipring.core.chain.state import Approval, Carry, OpenCall, Position, Positions, ResponseState
 from slipring.core.checks.verdicts import NodeVerdicts
 from slipring.protocol import wire

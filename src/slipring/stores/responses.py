@@ -12,7 +12,7 @@ from itertools import chain, islice
 from slipring.base.errors import Unavailable
 from slipring.core.byte_ledger import ChainLedger
 from slipring.core.chain import item_ids
-from slipring.core.chain.head import Head
+from slipring.core.chain.instructions_and_tools import Head
 from slipring.core.chain.item_ids import Place
 from slipring.core.chain.state import Positions, ResponseState
 from slipring.core.checks.verdicts import NodeVerdicts

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from slipring.core.chain.head import Head
+from slipring.core.chain.instructions_and_tools import Head
 from slipring.protocol import wire
 from slipring.protocol.items.items import Item
 from slipring.protocol.responses import Response, Status

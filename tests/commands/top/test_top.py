@@ -17,9 +17,9 @@ from aiohttp import web
 
 from slipring.commands.cli import main
 from slipring.commands.top.options import TopOptions
-from slipring.commands.top.run import snapshot, watch
+from slipring.commands.top.run import snapshot
 from slipring.commands.top.state import State, View
-from slipring.commands.top.stream import StreamRefused, Unreachable
+from slipring.commands.top.stream import StreamRefused, Unreachable, watch
 from slipring.observation.live_messages import Message, encode
 from tests.commands.top.sample import busy_update, connection, ended, greeting, update
 from tests.harness import PuppetEngine, serve

@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from slipring.core.chain.head import Head
+from slipring.core.chain.instructions_and_tools import Head
 from slipring.core.chain.resent_history import (
     NOTHING_YET,
     KnownContext,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from slipring.core.chain import item_ids
-from slipring.core.chain.head import Head
+from slipring.core.chain.instructions_and_tools import Head
 from slipring.core.chain.state import ResponseState
 from slipring.core.chain.state_cache import ConnectionCache
 from slipring.core.generation import Job, Settings

@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 from slipring.core.chain import hosted_items_in_context
-from slipring.core.chain.head import Head
+from slipring.core.chain.instructions_and_tools import Head
 from slipring.core.checks.answer_gate import Gate
 from slipring.core.checks.inspected_texts import (
     LABELS,

@@ -13,7 +13,7 @@ from msgspec import Raw, structs
 
 from slipring.base.errors import ApiError, InvalidPrompt
 from slipring.core.chain import hosted_items_in_context
-from slipring.core.chain.head import Head
+from slipring.core.chain.instructions_and_tools import Head
 from slipring.core.chain.state import ResponseState
 from slipring.core.checks.answer_gate import Gate, Inspection
 from slipring.core.checks.inspected_texts import list_text

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec import Raw, structs
 
 from slipring.base.errors import ApiError, InvalidRequest, RateLimited, ServerError, StartupError
-from slipring.core.chain.head import Head
+from slipring.core.chain.instructions_and_tools import Head
 from slipring.core.chain.state import ResponseState
 from slipring.core.generation import (
     CallArguments,

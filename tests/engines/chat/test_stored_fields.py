@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from slipring.core.chain.head import Head
+from slipring.core.chain.instructions_and_tools import Head
 from slipring.engines.chat.options import ChatOptions
 from slipring.engines.chat.request_body import EMPTY_TOOLBOX, MessageWriter, Written
 from slipring.engines.chat.returned_fields import (

@@ -13,7 +13,7 @@ from llguidance import LLMatcher, LLTokenizer, grammar_from
 from msgspec import Raw
 
 from slipring.base.errors import InvalidRequest, UnsupportedParameter
-from slipring.core.chain.head import Head
+from slipring.core.chain.instructions_and_tools import Head
 from slipring.core.generation import Job, Settings
 from slipring.engines.constraints import llama_grammar, server_constraint
 from slipring.engines.constraints.grammar_compiler import IN_THREAD

@@ -8,7 +8,7 @@ import pytest
 from msgspec import Raw
 
 from slipring.base.errors import ServerError
-from slipring.core.chain.head import Head
+from slipring.core.chain.instructions_and_tools import Head
 from slipring.core.generation import (
     Accepted,
     CallArguments,

@@ -14,7 +14,7 @@ from llguidance import LLMatcher, LLTokenizer
 from msgspec import Raw, structs
 
 from slipring.base.errors import InvalidRequest
-from slipring.core.chain.head import Head
+from slipring.core.chain.instructions_and_tools import Head
 from slipring.core.generation import CallArguments, CallStarted, Job, Settings
 from slipring.engines.constraints.grammar_compiler import IN_THREAD
 from slipring.engines.constraints.llama_grammar import grammar_of

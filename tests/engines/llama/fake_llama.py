@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from slipring.base.errors import Unavailable
-from slipring.core.chain.head import Head
+from slipring.core.chain.instructions_and_tools import Head
 from slipring.engines.llama.slots_and_saved_contexts import SavedContexts, SlotRequest, Slots
 from slipring.prompts.rendering import Preface, Rendered, empty
 from slipring.protocol.requests import TEXT

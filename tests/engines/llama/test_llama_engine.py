@@ -16,7 +16,7 @@ import pytest
 from msgspec import Raw
 
 from slipring.base.errors import StartupError
-from slipring.core.chain.head import Head
+from slipring.core.chain.instructions_and_tools import Head
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Finished, Settings, Text
 from slipring.core.limits import Limits
 from slipring.engines.llama.api import completion_body, read_chunk

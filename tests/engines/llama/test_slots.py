@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from slipring.base.errors import ApiError, Unavailable
-from slipring.core.chain.head import Head
+from slipring.core.chain.instructions_and_tools import Head
 from slipring.core.generation import Capabilities, Delta, Finished, Job, Model, Prefill, Settings
 from slipring.engines.engine_hosts import Host
 from slipring.engines.llama.api import Api, Chunk, Progress

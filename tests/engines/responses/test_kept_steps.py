@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from slipring.core.chain.head import Head
+from slipring.core.chain.instructions_and_tools import Head
 from slipring.engines.responses.options import ResponsesOptions
 from slipring.engines.responses.positions import KeptStep, Position, PositionCodec
 from tests.engines.fakes.responses import FakeResponsesServer

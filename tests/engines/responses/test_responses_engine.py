@@ -13,7 +13,7 @@ import pytest
 
 from slipring.base.errors import StartupError
 from slipring.config.settings import Config
-from slipring.core.chain.head import Head
+from slipring.core.chain.instructions_and_tools import Head
 from slipring.core.generation import Delta, Job, Settings, Text
 from slipring.engines.base import Engine
 from slipring.engines.catalog import Catalog, Entry

@@ -12,7 +12,7 @@ import pytest
 from msgspec import Raw, structs
 
 from slipring.base.errors import StartupError, TooExpensive
-from slipring.core.chain.head import Head
+from slipring.core.chain.instructions_and_tools import Head
 from slipring.core.generation import Accepted, Begun, Delta, Finished, Job, Prefill, Settings, Text
 from slipring.engines.constraints.grammar_compiler import Compiler
 from slipring.engines.simulated.engine import SimulatedEngine

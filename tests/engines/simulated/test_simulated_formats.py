@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec import Raw, structs
 
-from slipring.core.chain.head import Head
+from slipring.core.chain.instructions_and_tools import Head
 from slipring.core.generation import (
     CallArguments,
     CallEnded,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from slipring.base.errors import StartupError
-from slipring.core.chain.head import Head
+from slipring.core.chain.instructions_and_tools import Head
 from slipring.core.generation import Accepted, Begun, Delta, Emit, Finished, Job, Settings, Text
 from slipring.core.limits import Limits
 from slipring.engines.catalog import open_engine

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw, structs
 
-from slipring.core.chain.head import Head
+from slipring.core.chain.instructions_and_tools import Head
 from slipring.core.generation import (
     CallArguments,
     CallStarted,

@@ -17,7 +17,7 @@ from msgspec import Raw, Struct, structs
 from slipring.base.errors import InvalidRequest
 from slipring.commands.inspection.sample_conversation import Answer as WrittenAnswer
 from slipring.commands.inspection.sample_conversation import control_names, emit, spell
-from slipring.core.chain.head import Head
+from slipring.core.chain.instructions_and_tools import Head
 from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Job, Settings
 from slipring.prompts.parsing.answer_writer import Call as WrittenCall

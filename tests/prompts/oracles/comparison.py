@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from msgspec import Raw, structs
 
 from slipring.base.errors import InvalidRequest
-from slipring.core.chain.head import Head
+from slipring.core.chain.instructions_and_tools import Head
 from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Job, Settings
 from slipring.prompts.parsing.output_parser import output_parser

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from slipring.core.chain.head import Head
+from slipring.core.chain.instructions_and_tools import Head
 from slipring.protocol.items.items import Item
 from slipring.protocol.tools.toolset import Toolset
 from tests.prompts.test_rendering import job

@@ -7,7 +7,7 @@ import pytest
 from msgspec import Raw
 
 from slipring.base.errors import InvalidRequest
-from slipring.core.chain.head import Head
+from slipring.core.chain.instructions_and_tools import Head
 from slipring.prompts.templates.chat_messages import (
     ChatMessage,
     MessageBuilder,

@@ -9,7 +9,7 @@ import pytest
 from msgspec import Raw
 
 from slipring.base.errors import InvalidRequest
-from slipring.core.chain.head import Head
+from slipring.core.chain.instructions_and_tools import Head
 from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Job
 from slipring.core.token_estimates import estimated_picture_tokens

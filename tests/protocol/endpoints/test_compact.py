@@ -8,7 +8,7 @@ from msgspec import Raw
 
 from slipring.base.errors import InvalidRequest
 from slipring.protocol import wire
-from slipring.protocol.endpoints.bodies import read_compact
+from slipring.protocol.endpoints.compact import read_compact
 from slipring.protocol.items.items import MOST_ITEMS
 from slipring.protocol.requests import CreateRequest
 

@@ -7,7 +7,7 @@ import pytest
 
 from slipring.base.errors import InvalidRequest
 from slipring.protocol import wire
-from slipring.protocol.endpoints.bodies import read_addition, read_creation, read_update
+from slipring.protocol.endpoints.conversations import read_addition, read_creation, read_update
 
 Read = Callable[[bytes], object]
 ITEM = {"role": "user", "content": "hello"}

@@ -12,7 +12,7 @@ from slipring.core.checks.policies import Check, Policy
 from slipring.core.generation import Capabilities
 from slipring.core.limits import Limits
 from slipring.mcp.protocol.tools import ToolResult, read_result
-from slipring.mcp.redaction import Redaction
+from slipring.mcp.result_redaction import Redaction
 from slipring.protocol.items.hosted_items import ToolError, error_text
 from slipring.protocol.items.item_pictures import base64_of
 from slipring.server.hosted_tools.call_results import outcome_of

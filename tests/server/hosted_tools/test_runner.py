@@ -12,7 +12,8 @@ from aiohttp import web
 from slipring.base.errors import ExternalConnectorError, InvalidRequest
 from slipring.core.hosted_tools import CallOutcome, CallProgress, ResolvedServer
 from slipring.core.limits import Limits
-from slipring.mcp.servers import Credential, StdioServer
+from slipring.mcp.credentials import Credential
+from slipring.mcp.servers import StdioServer
 from slipring.observation import metric_table as table
 from slipring.protocol.items.hosted_items import HttpError, ProtocolError
 from slipring.protocol.tools.mcp_tools import McpTool, ToolHints

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from slipring.server.observation.secret_removal import SecretRemoval
+from slipring.server.observation.recorded_secrets import SecretRemoval
 
 KEY = "sk-slip-0123456789abcdef.0123456789abcdefghijklmnopqrstuvwxyz0123456"
 

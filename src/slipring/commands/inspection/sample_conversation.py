@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from msgspec import Raw, Struct, json
 
 from slipring.base.errors import InvalidRequest
-from slipring.core.chain.head import Head
+from slipring.core.chain.instructions_and_tools import Head
 from slipring.core.chain.state import Carry, ResponseState
 from slipring.core.generation import (
     CallArguments,

@@ -13,14 +13,14 @@ import shutil
 import signal
 import sys
 from collections import Counter
-from typing import Protocol, TextIO
+from typing import TextIO
 
 import msgspec
 
 from slipring.base.standard_streams import discard_output
 from slipring.commands.top.options import TopOptions, from_namespace
 from slipring.commands.top.state import State, View
-from slipring.commands.top.stream import StreamLost, StreamRefused, Unreachable, live_stream
+from slipring.commands.top.stream import StreamLost, Unreachable, live_stream, watch
 from slipring.observation.live_messages import Message, Update
 
 OK = 0
@@ -29,8 +29,6 @@ WRONG_USAGE = 2
 INTERRUPTED = 130
 _MOST_UPDATES = 10
 """Of one worker, five seconds long, while a snapshot waits for the others."""
-_FIRST_PAUSE_S = 0.5
-_LONGEST_PAUSE_S = 10.0
 _PLAIN_WIDTH = 160
 """Of a snapshot that is not printed to a terminal, unless COLUMNS says otherwise."""
 _NOT_PLAIN = re.compile(r"[^\x20-\x7e]+")
@@ -117,42 +115,6 @@ def _print_text(view: View, address: str, out: TextIO) -> None:
         for line in lines(view, address, width, None):
             console.print(line, no_wrap=True, crop=True, end="\n")
     out.write(printed.get())
-
-
-# --- Following the stream ---------------------------------------------------------------------------
-
-
-class Output(Protocol):
-    """Where what is known goes."""
-
-    def changed(self, state: State, message: Message) -> None:
-        """A message has been folded into the state."""
-
-    def interrupted(self, trouble: str) -> None:
-        """The stream was lost, or cannot be opened again. The text says so, and when it is tried again."""
-
-
-async def watch(options: TopOptions, output: Output, *, first_pause_s: float = _FIRST_PAUSE_S) -> None:
-    """Follow the stream for ever. Raises ``Unreachable`` if trying again does not help."""
-    state = State()
-    was_open = False
-    pause_s = first_pause_s
-    while True:
-        try:
-            async with live_stream(options) as (greeting, stream):
-                was_open = True
-                state.fold(greeting)
-                output.changed(state, greeting)
-                async for message in stream:
-                    state.fold(message)
-                    output.changed(state, message)
-                    pause_s = first_pause_s
-        except (StreamLost, Unreachable) as error:
-            if not was_open or isinstance(error, StreamRefused):
-                raise
-            output.interrupted(f"reconnecting in {pause_s:g} s: {error}")
-        await asyncio.sleep(pause_s)
-        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
 class JsonLines:

@@ -1,9 +1,13 @@
-"""Reads the live stream of an admin listener over HTTP."""
+"""Follows the live stream of an admin listener over HTTP: connects, reads, and connects again after a
+loss.
+"""
 
+import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from http import HTTPStatus
+from typing import Protocol
 
 import aiohttp
 import msgspec
@@ -12,6 +16,7 @@ from aiohttp import ClientTimeout
 from slipring.base.connection_failures import reason
 from slipring.commands.top.figures import visible
 from slipring.commands.top.options import KEY_VARIABLE, TopOptions
+from slipring.commands.top.state import State
 from slipring.observation.live_messages import Greeting, Message, decode
 
 _CONNECT_TIMEOUT_S = 10.0
@@ -118,3 +123,43 @@ def _reason(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return "no answer in time"
     return visible(reason(error))
+
+
+_FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 10.0
+
+
+# --- Following the stream ---------------------------------------------------------------------------
+
+
+class Output(Protocol):
+    """Where what is known goes."""
+
+    def changed(self, state: State, message: Message) -> None:
+        """A message has been folded into the state."""
+
+    def interrupted(self, trouble: str) -> None:
+        """The stream was lost, or cannot be opened again. The text says so, and when it is tried again."""
+
+
+async def watch(options: TopOptions, output: Output, *, first_pause_s: float = _FIRST_PAUSE_S) -> None:
+    """Follow the stream for ever. Raises ``Unreachable`` if trying again does not help."""
+    state = State()
+    was_open = False
+    pause_s = first_pause_s
+    while True:
+        try:
+            async with live_stream(options) as (greeting, stream):
+                was_open = True
+                state.fold(greeting)
+                output.changed(state, greeting)
+                async for message in stream:
+                    state.fold(message)
+                    output.changed(state, message)
+                    pause_s = first_pause_s
+        except (StreamLost, Unreachable) as error:
+            if not was_open or isinstance(error, StreamRefused):
+                raise
+            output.interrupted(f"reconnecting in {pause_s:g} s: {error}")
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

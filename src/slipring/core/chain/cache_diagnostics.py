@@ -11,7 +11,7 @@ from itertools import islice
 
 from msgspec import Struct, UnsetType
 
-from slipring.core.chain.head import Head
+from slipring.core.chain.instructions_and_tools import Head
 from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Accepted, Finished, Settings
 from slipring.core.token_estimates import estimated_context_tokens

@@ -16,7 +16,7 @@ from msgspec import UNSET, Struct, structs
 
 from slipring.core.byte_ledger import ChainLedger
 from slipring.core.chain import input_items
-from slipring.core.chain.head import Head, raw_tools
+from slipring.core.chain.instructions_and_tools import Head, raw_tools
 from slipring.core.chain.state import OutputByJob, Position, ResponseState, echoed_bytes
 from slipring.core.generation import Finished
 from slipring.core.tenant_caches import TimedEntries

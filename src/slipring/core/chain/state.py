@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 from msgspec import Struct, msgpack, structs
 
 from slipring.core.chain import item_ids
-from slipring.core.chain.head import Head
+from slipring.core.chain.instructions_and_tools import Head
 from slipring.core.checks.verdicts import NodeVerdicts
 from slipring.protocol.items.items import CALL_OF_OUTPUT, Item, in_context, last_compaction, renamed
 from slipring.protocol.requests import TextFormat

@@ -12,9 +12,9 @@ from slipring.base.errors import PreviousResponseNotFound
 from slipring.core import attachments
 from slipring.core.attachments import AttachmentRules
 from slipring.core.chain import hosted_items_in_context, input_items, sealed_items
-from slipring.core.chain.head import Head
 from slipring.core.chain.hosted_items_in_context import HOSTED
 from slipring.core.chain.input_items import OpenCarry
+from slipring.core.chain.instructions_and_tools import Head
 from slipring.core.chain.state import Carry, ResponseState
 from slipring.core.chain.state_cache import ConnectionCache
 from slipring.core.checks.policies import NO_POLICY, Policy, continuation_error, policy_of_turn

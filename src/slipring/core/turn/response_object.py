@@ -3,7 +3,7 @@
 from msgspec import UNSET, Raw, UnsetType, structs
 
 from slipring.base.errors import ApiError, ExternalConnectorError, RateLimited, Unavailable
-from slipring.core.chain.head import Head
+from slipring.core.chain.instructions_and_tools import Head
 from slipring.core.generation import Accepted, Finished, Settings
 from slipring.protocol.requests import TEXT, CacheLifetime, CreateRequest
 from slipring.protocol.responses import (

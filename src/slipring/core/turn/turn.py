@@ -18,8 +18,8 @@ from msgspec import UNSET, Struct, structs
 from slipring.base.errors import ApiError, InvalidPrompt
 from slipring.core.attachments import AttachmentRules
 from slipring.core.chain import hosted_items_in_context, input_items, item_ids
-from slipring.core.chain.head import Head
 from slipring.core.chain.input_items import OpenCarry
+from slipring.core.chain.instructions_and_tools import Head
 from slipring.core.chain.resent_history import Recognition
 from slipring.core.chain.state import Carry, OpenCall, ResponseState
 from slipring.core.checks.answer_gate import Emission

@@ -15,7 +15,7 @@ from hashlib import sha256
 from msgspec import Raw, Struct, structs
 
 from slipring.base.errors import ApiError
-from slipring.core.chain.head import Head
+from slipring.core.chain.instructions_and_tools import Head
 from slipring.core.chain.state import ResponseState
 from slipring.core.checks.answer_gate import Emission, Gate, Inspection
 from slipring.core.checks.inspected_texts import definition_text, is_models, list_text, result_text

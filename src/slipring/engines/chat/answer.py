@@ -32,13 +32,10 @@ from slipring.core.generation import (
     Thought,
 )
 from slipring.engines.chat.chunks import (
-    FAILED_REASONS,
-    FINISH_REASONS,
     CallPiece,
     Choice,
     ChunkDelta,
     Halves,
-    Reason,
     Usage,
     decode_chunk,
     is_error,
@@ -47,6 +44,7 @@ from slipring.engines.chat.chunks import (
     recovered,
     text_of,
 )
+from slipring.engines.chat.finish_reasons import FAILED_REASONS, FINISH_REASONS, Reason
 from slipring.engines.chat.request_body import Written
 from slipring.engines.chat.returned_fields import NONE, Details, ReturnedAnswer, ReturnedFields, kept
 from slipring.engines.remote.streamed_answer import AnswerReader, SteeredCut

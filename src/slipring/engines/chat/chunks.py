@@ -8,7 +8,7 @@ and calls are objects.
 """
 
 import json
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
@@ -24,29 +24,6 @@ _TEXTS = ("text", "value", "content")
 """The fields of an object that may be its text."""
 _NOTHING = (None, "")
 """What servers send in fields without a text."""
-Reason = Literal["stop", "max_output_tokens", "content_filter"]
-_ENDED = ("stop", "tool_calls", "tool_use", "function_call", "end_turn", "stop_sequence", "eos", "eos_token")
-_TOO_LONG = (
-    *("length", "max_tokens", "max_output_tokens", "model_length", "context_length"),
-    "model_context_window_exceeded",
-)
-_FILTERED = (
-    *("content_filter", "sensitive", "safety", "recitation", "blocklist", "prohibited_content", "spii"),
-    *("image_safety", "refusal"),
-)
-FAILED_REASONS = frozenset(
-    {
-        *("error", "abort", "aborted", "cancelled", "canceled", "network_error", "timeout"),
-        *("insufficient_system_resource", "malformed_function_call", "unexpected_tool_call"),
-    }
-)
-FINISH_REASONS: dict[str, Reason] = {
-    **dict.fromkeys(_ENDED, "stop"),
-    **dict.fromkeys(_TOO_LONG, "max_output_tokens"),
-    **dict.fromkeys(_FILTERED, "content_filter"),
-}
-"""Finish reasons, in lower case, of answers that are complete or were cut off. After those in
-``FAILED_REASONS`` an answer has failed. After any other it is complete if its calls are."""
 _OTHER_ERRORS = (b"[{", b'"')
 """How errors in the place of a chunk begin that are no object: a list of objects, a text."""
 _HALF_CHARACTER = b"\\ud"

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import UNSET, DecodeError, Raw, Struct, UnsetType, msgpack
 
-from slipring.core.chain.head import Head
+from slipring.core.chain.instructions_and_tools import Head
 from slipring.engines.chat.options import ChatOptions
 from slipring.protocol.items.items import CustomToolCall, FunctionCall, Item
 

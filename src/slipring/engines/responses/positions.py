@@ -19,7 +19,7 @@ from typing import Protocol
 
 from msgspec import DecodeError, Struct, msgpack
 
-from slipring.core.chain.head import Head
+from slipring.core.chain.instructions_and_tools import Head
 from slipring.core.generation import Job
 from slipring.engines.responses.options import ResponsesOptions
 from slipring.engines.responses.sockets import Lane, Socket

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from slipring.core.chain.head import Head
+from slipring.core.chain.instructions_and_tools import Head
 from slipring.core.generation import CallArguments, CallStarted, Delta, Job, RefusalText, Text
 from slipring.core.token_estimates import estimated_picture_tokens
 from slipring.engines.simulated.context_digest import Trace

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from slipring.base.errors import ApiError, InvalidRequest, ServerError
 from slipring.base.surrogates import repaired
-from slipring.core.chain.head import Head
+from slipring.core.chain.instructions_and_tools import Head
 from slipring.core.generation import Job, Settings
 from slipring.engines.constraints.server_constraint import Constraint
 from slipring.engines.constraints.supported_constraints import takes_tags

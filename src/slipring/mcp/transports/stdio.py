@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from slipring.mcp.failures import ConnectionLost, Malformed, McpFailure, TooLarge, Unreachable
 from slipring.mcp.protocol.session import McpSession, Send
-from slipring.mcp.redaction import Redaction
+from slipring.mcp.result_redaction import Redaction
 from slipring.mcp.servers import StdioServer
 from slipring.mcp.transports.connection import Connection
 

@@ -16,7 +16,7 @@ from itertools import pairwise, takewhile
 from msgspec import UNSET, Struct, UnsetType, structs
 
 from slipring.base.errors import InvalidRequest
-from slipring.core.chain.head import Head
+from slipring.core.chain.instructions_and_tools import Head
 from slipring.core.generation import Job, Settings
 from slipring.prompts.fallback_reasons import (
     ASKED_TO_DROP,

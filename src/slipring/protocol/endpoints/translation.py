@@ -20,8 +20,8 @@ from slipring.base.errors import (
 )
 from slipring.protocol import requests, wire
 from slipring.protocol.endpoints import rate_limits
-from slipring.protocol.endpoints.bodies import InputTokens
 from slipring.protocol.endpoints.rate_limits import RateLimit
+from slipring.protocol.endpoints.reply_bodies import InputTokens
 from slipring.protocol.events import Error, ErrorAnswer, Event, ResponseEvent
 from slipring.protocol.requests import NOTHING_KNOWN, CreateRequest, Known
 from slipring.protocol.responses import ConnectorFailure, Outage, Response, ResponseError, TemporaryError

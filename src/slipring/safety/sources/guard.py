@@ -25,7 +25,7 @@ from msgspec import Meta, Struct
 
 from slipring.base.errors import ApiError, ModelNotFound, StartupError
 from slipring.base.tenant_slots import TenantSlots
-from slipring.core.chain.head import Head
+from slipring.core.chain.instructions_and_tools import Head
 from slipring.core.chain.state import Carry, ResponseState
 from slipring.core.checks.verdicts import Subject
 from slipring.core.generation import Delta, Emit, Finished, Job, Model, RefusalText, Settings, Text

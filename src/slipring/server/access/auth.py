@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from slipring.base.errors import AuthenticationFailed, StartupError, Unavailable
 from slipring.config.settings import Config, split_api_key
-from slipring.server.access.origins import AllowedOrigins
+from slipring.server.access.origins_and_hosts import AllowedOrigins
 from slipring.server.process.listening_sockets import is_loopback
 from slipring.stores.keys import Key, Keys, Token, digest
 

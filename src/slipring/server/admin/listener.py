@@ -36,7 +36,7 @@ from slipring.observation import live_messages
 from slipring.observation.drawing_files import DRAWINGS
 from slipring.observation.metric_counts import Snapshot
 from slipring.server.access.auth import require_admin_key
-from slipring.server.access.origins import require_local_name, require_same_origin
+from slipring.server.access.origins_and_hosts import require_local_name, require_same_origin
 from slipring.server.clock import now
 from slipring.server.connections.acceptor import Acceptor
 from slipring.server.connections.client_connection import connection_factory, connection_of, http_logger

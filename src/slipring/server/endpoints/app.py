@@ -14,7 +14,7 @@ from msgspec import UNSET
 
 from slipring.base.errors import ApiError, InvalidRequest, NotFound, ServerError
 from slipring.core.generation import Model
-from slipring.protocol.endpoints.bodies import ModelList, ModelObject, TurnList
+from slipring.protocol.endpoints.reply_bodies import ModelList, ModelObject, TurnList
 from slipring.protocol.endpoints.translation import RESPONSES, Translation
 from slipring.protocol.messages.requests import MessagesTranslation
 from slipring.server import peers

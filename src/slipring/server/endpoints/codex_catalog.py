@@ -6,7 +6,7 @@ local model reads every token of them. Users replace them with Codex' setting ``
 """
 
 from slipring.core.generation import Model
-from slipring.protocol.endpoints.bodies import CodexModel, EffortLevel, TruncationPolicy
+from slipring.protocol.endpoints.reply_bodies import CodexModel, EffortLevel, TruncationPolicy
 from slipring.server.access.model_permissions import Selection
 
 _INSTRUCTIONS = """\

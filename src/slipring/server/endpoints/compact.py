@@ -12,7 +12,7 @@ from slipring.core.chain import item_ids
 from slipring.core.chain.sealed_items import Seal
 from slipring.core.turn.compaction import is_users
 from slipring.protocol import wire
-from slipring.protocol.endpoints.bodies import Window, read_compact
+from slipring.protocol.endpoints.compact import Window, read_compact
 from slipring.protocol.endpoints.translation import Translation
 from slipring.protocol.items.items import InputText, Item
 from slipring.protocol.responses import CompactionItem, Response

@@ -14,14 +14,14 @@ from slipring.core.generation import ALL_ROLES, Capabilities
 from slipring.core.limits import Limits
 from slipring.core.turn.compaction import TRIGGER
 from slipring.core.turn.request_validation import new_definitions, read_include
-from slipring.protocol.endpoints.bodies import (
+from slipring.protocol.endpoints.conversations import (
     ConversationObject,
     CreateConversation,
-    DeletedConversation,
     read_addition,
     read_creation,
     read_update,
 )
+from slipring.protocol.endpoints.reply_bodies import DeletedConversation
 from slipring.protocol.items.item_listing import present
 from slipring.protocol.items.items import (
     AdditionalTools,

@@ -8,7 +8,7 @@ from aiohttp import web
 from slipring.base.errors import NotFound, Unavailable, quoted
 from slipring.core.checks.policies import Check
 from slipring.core.checks.verdicts import Subject, Verdict
-from slipring.protocol.endpoints.bodies import (
+from slipring.protocol.endpoints.moderations import (
     ModerationAnswer,
     ModerationResult,
     read_moderation,

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from slipring.base.errors import InvalidRequest, quoted
 from slipring.protocol import wire
-from slipring.protocol.endpoints.bodies import ItemPage
+from slipring.protocol.endpoints.reply_bodies import ItemPage
 from slipring.protocol.items.item_listing import ListKind, present
 from slipring.protocol.items.items import Item
 from slipring.stores.conversations import Page, UnknownItem

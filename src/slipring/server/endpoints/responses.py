@@ -13,7 +13,7 @@ from slipring.core.chain.sealed_items import Seal
 from slipring.core.chain.state import ResponseState
 from slipring.core.turn.request_validation import ENCRYPTED_REASONING, read_include
 from slipring.protocol import wire
-from slipring.protocol.endpoints.bodies import DeletedResponse
+from slipring.protocol.endpoints.reply_bodies import DeletedResponse
 from slipring.protocol.endpoints.translation import RESPONSES
 from slipring.protocol.items.items import Item, Reasoning, read_item
 from slipring.protocol.responses import Response

@@ -30,7 +30,7 @@ from slipring.mcp.protocol.tools import (
     TextContent,
     ToolResult,
 )
-from slipring.mcp.redaction import Redaction
+from slipring.mcp.result_redaction import Redaction
 from slipring.protocol.items.hosted_items import CallError, HttpError, ProtocolError, ToolError
 from slipring.protocol.items.item_pictures import Picture, described, picture_of
 

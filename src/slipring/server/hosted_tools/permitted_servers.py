@@ -14,9 +14,10 @@ from slipring.config.settings import Config
 from slipring.config.tables import BuiltinMapping, McpRegistration
 from slipring.core.generation import UpstreamTools
 from slipring.core.limits import Limits
+from slipring.mcp.credentials import Credential
 from slipring.mcp.failures import RequestRefused
 from slipring.mcp.limits import McpLimits
-from slipring.mcp.servers import Credential, HttpServer, McpServer, StdioServer
+from slipring.mcp.servers import HttpServer, McpServer, StdioServer
 from slipring.mcp.transports.addresses import Reach, RegisteredAddresses
 from slipring.mcp.url_policy import UrlPolicy, admit, parse_url
 from slipring.protocol.tools.mcp_tools import McpTool

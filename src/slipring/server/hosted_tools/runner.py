@@ -27,7 +27,7 @@ from slipring.core.limits import Limits
 from slipring.mcp.failures import McpFailure, Outcome
 from slipring.mcp.protocol.session import ProgressUpdate
 from slipring.mcp.protocol.tools import Tool
-from slipring.mcp.redaction import Redaction, of_results
+from slipring.mcp.result_redaction import Redaction, of_results
 from slipring.protocol.items.hosted_items import CallError, ProtocolError
 from slipring.protocol.tools.mcp_tools import ListedTool, McpTool, ToolHints, place_of
 from slipring.protocol.tools.tool_types import MOST_TOOLS, BuiltinKind

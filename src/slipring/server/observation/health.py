@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from slipring import __version__
 from slipring.base.periodic_tasks import cancel_and_wait
-from slipring.protocol.endpoints.bodies import CheckHealth, EngineHealth, Health, Readiness
+from slipring.protocol.endpoints.reply_bodies import CheckHealth, EngineHealth, Health, Readiness
 from slipring.server.service import Service
 from slipring.stores.store import Store
 

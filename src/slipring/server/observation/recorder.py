@@ -35,7 +35,7 @@ from slipring.protocol.items.item_digests import content_digest
 from slipring.protocol.items.items import Item
 from slipring.protocol.requests import CreateRequest
 from slipring.server.observation.ended_turns import EndedTurn, RecordingCounts, TurnContent
-from slipring.server.observation.secret_removal import SecretRemoval
+from slipring.server.observation.recorded_secrets import SecretRemoval
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -15,7 +15,7 @@ from opentelemetry.exporter.otlp.proto.http import trace_exporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from slipring.protocol.endpoints.bodies import TraceCounts
+from slipring.protocol.endpoints.reply_bodies import TraceCounts
 from slipring.server.tracing.turn_spans import TracedTurn, spans_of
 
 log = logging.getLogger("slipring")

@@ -25,7 +25,7 @@ from opentelemetry.util.types import AttributeValue
 
 from slipring import __version__
 from slipring.config.settings import Config
-from slipring.protocol.endpoints.bodies import TraceCounts
+from slipring.protocol.endpoints.reply_bodies import TraceCounts
 from slipring.server.clock import clock, shared_now, unix_time
 from slipring.server.observation.ended_turns import EndedTurn, TurnContent
 from slipring.server.tracing.span_export import SpanExport

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Text
-from slipring.core.turn.output.call_items import OUTPUTS, RESULTS, passages_in
+from slipring.core.turn.output.call_items import OUTPUTS, RESULTS
+from slipring.core.turn.output.search_results import passages_in
 from tests.core.connection import Connection, Json, Seen, function, message, types
 from tests.core.hosted_turns import begin, end_only, kinds, told
 

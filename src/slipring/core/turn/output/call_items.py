@@ -5,7 +5,6 @@ servers, web searches (with the sources that a result names), file searches (wit
 Which of them run, and when, is decided in ``hosted_calls``.
 """
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -18,6 +17,7 @@ from slipring.core.chain import hosted_items_in_context
 from slipring.core.generation import CallStarted
 from slipring.core.hosted_tools import Builtin, CallOutcome, CallProgress, HostedTool
 from slipring.core.turn.output.numbered_items import NumberedItems
+from slipring.core.turn.output.search_results import passages_in, urls_in
 from slipring.protocol import events, wire
 from slipring.protocol.items.hosted_items import CallStatus, McpCall, error_text
 from slipring.protocol.items.items import Item
@@ -28,7 +28,6 @@ from slipring.protocol.responses import (
     ComputerCallItem,
     CustomToolCallItem,
     FileSearchCallItem,
-    FoundPassage,
     FunctionCallItem,
     ItemStatus,
     LocalShellCallItem,
@@ -54,10 +53,6 @@ SOURCES, RESULTS, OUTPUTS = (
     "code_interpreter_call.outputs",
 )
 """What a request must ``include`` to see the results of built-in tools."""
-_MOST_SOURCES = 100
-_URL = re.compile(r"https?://[^\s<>\"'`\\^{|}\[\]]+")
-_URL_END = ".,;:!?)*_"
-"""Characters that belong to the text after a URL rather than to its end."""
 _object = msgspec.json.Decoder(dict[str, Raw])
 _text = msgspec.json.Decoder(str)
 
@@ -480,39 +475,3 @@ def begin_call(output: NumberedItems, form: HostedForm) -> str:
     output.start_item(form.item(item_id, "", "in_progress"))
     form.begin(output, item_id)
     return item_id
-
-
-# What the text of a search's result contains.
-
-
-def urls_in(text: str) -> list[str]:
-    """The URLs in a text, each once, in their order."""
-    found = dict.fromkeys(url.rstrip(_URL_END) for url in _URL.findall(text))
-    return list(found)[:_MOST_SOURCES]
-
-
-def passages_in(text: str) -> list[FoundPassage]:
-    """The passages in a result: those of a JSON list of objects with a text, or the whole as one."""
-    try:
-        return [each.shown for each in _passages.decode(text)]
-    except (ValueError, RecursionError):
-        return [FoundPassage(text)]
-
-
-class _Passage(Struct):
-    """A passage as a tool writes it. All but its text may be missing or null."""
-
-    text: str
-    file_id: str | None = None
-    filename: str | None = None
-    score: float | None = None
-    attributes: dict[str, str | float | bool] | None = None
-
-    @property
-    def shown(self) -> FoundPassage:
-        return FoundPassage(
-            self.text, self.file_id or "", self.filename or "", self.score or 0.0, self.attributes or {}
-        )
-
-
-_passages = msgspec.json.Decoder(list[_Passage])

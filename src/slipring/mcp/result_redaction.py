@@ -4,7 +4,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from slipring.mcp.servers import Credential, HttpServer, McpServer
+from slipring.mcp.credentials import Credential
+from slipring.mcp.servers import HttpServer, McpServer
 
 REMOVED = "[redacted]"
 _SHORTEST_IN_RESULTS = 16

@@ -2,7 +2,7 @@
 
 from msgspec import Raw
 
-from slipring.core.chain.head import Head, KnownHeads
+from slipring.core.chain.instructions_and_tools import Head, KnownHeads
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.tools.grammars_and_schemas import Definitions
 
