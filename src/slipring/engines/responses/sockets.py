@@ -1,4 +1,4 @@
-"""WebSockets to an upstream: when one is opened, shared, closed, or not used, and the lanes on each.
+"""WebSockets to an upstream, each of one tenant: when one is opened, shared, closed, or not used, and the lanes on each.
 
 An upstream keeps a response for the socket that made it, and guarantees only the latest response of each
 lane. So a continuation is sent on its parent's socket: on the parent's lane if the parent is the latest
@@ -100,7 +100,7 @@ class Lane:
         self._idle: asyncio.Future[None] | None = None
         """Not done while a reader waits for events."""
         self._is_due = False
-        """The reader will be given the queue in this iteration of the event loop."""
+        """The reader will be given the queue in the next iteration of the event loop."""
         self._push: Callable[[list[Event]], bool]
         """Gives events to that reader; returns whether it waits for more."""
         self._taken = asyncio.Event()
@@ -160,9 +160,8 @@ class Lane:
             self._idle.set_result(None)
 
     async def deliver(self, reader: AnswerReader[Event], idle_s: Patience) -> None:
-        """Give the events of an answer to its reader, each within the task that has received it, until the
-        answer ends. Events queue up while its client does not keep up. Raises the fault of the reader or of
-        the lane."""
+        """Give the events of an answer to its reader, as they come, until the answer ends. Events queue up
+        while its client does not keep up. Raises the fault of the reader or of the lane."""
         waiting: Awaitable[None] | None = None
         too_long = ServerError("The engine has sent nothing for too long.")
         silence = Silence(partial(self.fail, too_long), idle_s)
