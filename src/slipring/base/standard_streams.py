@@ -1,5 +1,5 @@
 """Standard input, output and error of a command: what it prints may go to a full disk, to a pipe that nothing
-reads, to a terminal that knows ASCII only, or nowhere."""
+reads, to a terminal that knows ASCII only, or nowhere. And plain tables, for people and for ``cut``."""
 
 import codecs
 import io

@@ -115,10 +115,10 @@ class AttachmentRules(Struct, frozen=True):
         capabilities, inspects_all = self.capabilities, self.policy.scope == "all"
         if carry.pictures and not capabilities.images:
             raise UnsupportedParameter(f"The context has images. {_BLIND}", param="model")
-        unreadable = "images" if carry.pictures else "files" if A_FILE in carry.attached else None
-        if unreadable is not None and inspects_all and self.unread_by is not None:
+        attached = "images" if carry.pictures else "files" if A_FILE in carry.attached else None
+        if attached is not None and inspects_all and self.unread_by is not None:
             raise InvalidPrompt(
-                f"The context has {unreadable}, which the safety check '{self.unread_by}' cannot read.",
+                f"The context has {attached}, which the safety check '{self.unread_by}' cannot read.",
                 param="input",
             )
         if A_FILE in carry.attached and not capabilities.files:

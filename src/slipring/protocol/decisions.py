@@ -34,6 +34,7 @@ from slipring.protocol.tools.client_tools import ImageDetail
 
 MOST_QUESTIONS = 400
 MOST_OPTIONS = 20
+_MOST_LOGPROBS = 20
 """Choices or levels of a question. The API allows 255 choices; the probabilities are read from the most
 likely tokens of an engine, of which servers name 20."""
 _MOST_ITEMS = 20_000
@@ -456,7 +457,7 @@ class DecisionTranslation(Translation):
             instructions=INSTRUCTIONS,
             reasoning=ReasoningConfig("none"),
             include=[_LOGPROBS],
-            top_logprobs=MOST_OPTIONS,
+            top_logprobs=_MOST_LOGPROBS,
             store=False,
             prompt_cache_key=sent.prompt_cache_key,
             prompt_cache_options=sent.prompt_cache_options,

@@ -1,5 +1,5 @@
 """Items that clients keep encrypted: opens them where input is added, and refuses those that were changed or
-belong to another tenant.
+belong to another tenant. Encryption needs keys and randomness, so it is injected as a ``Seal``.
 """
 
 from typing import Protocol

@@ -1,5 +1,6 @@
-"""The lifetime of a connection: when its age, its idle time and its grace period are over, whether turns are
-accepted, and the errors of those that are not, or not to their end.
+"""The lifetime of a connection: decides when its age, its idle time or its grace period is over, that an
+announced end waits until no turn runs, whether turns are accepted, and the errors of turns that it refuses or
+cuts off.
 """
 
 import math

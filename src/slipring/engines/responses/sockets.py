@@ -1,4 +1,5 @@
-"""WebSockets to an upstream, each of one tenant: when one is opened, shared, closed, or not used, and the lanes on each.
+"""WebSockets to an upstream, each of one tenant: when one is opened, shared, closed, or not used, and the
+lanes on each.
 
 An upstream keeps a response for the socket that made it, and guarantees only the latest response of each
 lane. So a continuation is sent on its parent's socket: on the parent's lane if the parent is the latest
