@@ -1,8 +1,8 @@
 """The format of recordings: what a client did with a server, as a file of JSON lines.
 
 The first line is a ``Header``, every other line a ``RecordedTurn``. ``server/observation/recorder`` writes
-such files, ``slipring bench --replay`` reads them. A file is complete in itself: a turn continues a turn of the same
-file. It holds content. Fields with their default values are left out.
+such files, ``slipring bench --replay`` reads them. A file is complete in itself: a turn continues a turn of
+the same file. It holds content. Fields with their default values are left out.
 """
 
 from typing import Any

@@ -34,9 +34,9 @@ from slipring.protocol.tools.client_tools import ImageDetail
 
 MOST_QUESTIONS = 400
 MOST_OPTIONS = 20
-_MOST_LOGPROBS = 20
 """Choices or levels of a question. The API allows 255 choices; the probabilities are read from the most
 likely tokens of an engine, of which servers name 20."""
+_MOST_LOGPROBS = 20
 _MOST_ITEMS = 20_000
 _MOST_JSON_BYTES = 256 * 1024
 _MOST_VALUES = 10_000

@@ -1,8 +1,8 @@
 """The hosted calls and the lists of tools of one response: which run, how each ends, and what they returned.
 
 A call is opened when a model begins to write it, runs when its arguments are complete, and fills the place
-in the output that is kept for it when it ends. ``HostedCalls`` counts them against ``max_tool_calls``, and keeps their results for the
-next step, in the order of the calls.
+in the output that is kept for it when it ends. ``HostedCalls`` counts them against ``max_tool_calls``, and
+keeps their results for the next step, in the order of the calls.
 """
 
 from msgspec import UNSET, Struct
