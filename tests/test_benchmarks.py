@@ -30,7 +30,7 @@ def test_the_figures_show_them_too(page: ModuleType, tmp_path: Path) -> None:
     assert page.agents_figure() == page.AGENTS_FIGURE.read_text(), "run benchmarks/page.py"
     assert page.pressure_figure() == page.PRESSURE_FIGURE.read_text(), "run benchmarks/page.py"
     drawn = tmp_path / "loop.svg"
-    page.figure.write(page.results.read(page.RESULTS / "loops.json"), drawn)
+    page.figure.write_bench(page.results.read(page.RESULTS / "loops.json"), drawn)
     assert drawn.read_text() == page.FIGURE.read_text(), "run benchmarks/page.py"
 
 

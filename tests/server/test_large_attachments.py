@@ -69,8 +69,8 @@ def on_the_loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     watch(data_spans, "_end", lambda raw, start: len(raw))
     watch(item_pictures, "picture_in", lambda data, *_: len(data))
     watch(pdf_documents, "data_in", lambda part: len(part.file_data))
-    watch(attachments, "_written", lambda pages, name: sum(page.size_bytes for page in pages))
-    watch(attachments, "_with", lambda item, found: sum(map(len, found.values())))
+    watch(attachments, "_page_parts", lambda pages, name: sum(page.size_bytes for page in pages))
+    watch(attachments, "_with_urls", lambda item, found: sum(map(len, found.values())))
     watch(image_fetching, "_data_url", len)
     watch(pipe_messages, "decode_reply", len)
     yield found
