@@ -14,8 +14,8 @@ from slipring.engines.remote.http_connection import Answer, EventStream
 from slipring.engines.remote.streamed_answer import AnswerReader
 from slipring.engines.responses.answer import ResponsesAnswer
 from slipring.engines.scheduling.job_queue import Ticket
-from slipring.engines.tokens.job_exchange import JobExchange, SessionExchange
-from slipring.engines.tokens.sessions import Lease
+from slipring.engines.tokens.job_exchange import JobExchange
+from slipring.engines.tokens.sessions import Lease, SessionExchange
 from slipring.engines.tokens.token_answer import TokenAnswer
 from tests.engines.chains import turns
 from tests.engines.fakes.server import (

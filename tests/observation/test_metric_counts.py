@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from slipring.observation import metric_table as table
-from slipring.observation.metric_counts import BoundedLabels, BoundedNames, Registry, Snapshot
+from slipring.observation.bounded_labels import BoundedLabels, BoundedNames
+from slipring.observation.metric_counts import Registry, Snapshot
 from slipring.observation.worker_metrics import Fold
 from tests.observation.snapshot_values import value_of
 

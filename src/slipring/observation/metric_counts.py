@@ -1,22 +1,18 @@
-"""Counts metrics in one process, within bounds on the values of their labels, and adds up the counts of
-several.
+"""Counts metrics in one process.
 
 A process counts in a ``Registry``, in plain numbers. A ``Snapshot`` is all that it has counted since it
-started, and travels as JSON. ``Fold`` adds the snapshots of workers up, those of workers that have ended
-included, so that counters never fall. Of names that clients or operators bring, the first ones count under
-their own, all later ones as one.
+started, and travels as JSON; ``worker_metrics`` adds those of workers up.
 """
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from types import MappingProxyType
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import Struct
 
 from slipring.observation import metric_table as table
 from slipring.observation.live_messages import Totals
-from slipring.observation.metric_table import FLAGGED_USER, NANOSECONDS, OTHER, TENANT, Label, Metric
+from slipring.observation.metric_table import NANOSECONDS, Metric
 
 Labels = tuple[str, ...]
 """The values of a metric's labels, in the order of the table."""
@@ -24,57 +20,6 @@ Reading = tuple[Metric, Labels, int | float]
 """The value of a counter or gauge that is read when a snapshot is taken."""
 SHOWN = (table.TURNS, table.TOKENS, table.REQUEST_BYTES, table.HISTORY_BYTES_SAVED, table.RENDER_FALLBACKS)
 """The metrics that totals are made from."""
-
-
-class BoundedNames:
-    """Keeps the first names that it is given, and replaces all others by ``other``."""
-
-    __slots__ = ("_known", "_most")
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._known: set[str] = set()
-
-    def of(self, name: str) -> str:
-        known = self._known
-        if name in known:
-            return name
-        if len(known) >= self._most or name == OTHER:
-            return OTHER
-        known.add(name)
-        return name
-
-
-class OfferedModels:
-    """The models that a server offers, by all their names; others are ``other``."""
-
-    __slots__ = ("_by_name",)
-
-    def __init__(self, names: Iterable[str] = (), aliases: Mapping[str, str] = MappingProxyType({})) -> None:
-        self._by_name = {name: name for name in names} | dict(aliases)
-
-    def of(self, name: str | UnsetType) -> str:
-        return OTHER if name is UNSET else self._by_name.get(name, OTHER)
-
-
-class BoundedLabels:
-    """The labels whose values clients or operators bring, each with its own bound."""
-
-    __slots__ = ("_names",)
-
-    def __init__(self, tenants: int = 0, safety_ids: int = 0) -> None:
-        """As the settings ``metrics_tenants`` and ``metrics_safety_ids``."""
-        self._names: dict[Label, BoundedNames] = {
-            TENANT: BoundedNames(tenants),
-            FLAGGED_USER: BoundedNames(safety_ids),
-        }
-
-    def of(self, metric: Metric, labels: Labels) -> Labels:
-        """The labels of a series, with values past a bound replaced by ``other``."""
-        if self._names.keys().isdisjoint(metric.labels):
-            return labels
-        pairs = zip(map(self._names.get, metric.labels), labels, strict=True)
-        return tuple(value if bound is None else bound.of(value) for bound, value in pairs)
 
 
 class Value(Struct, frozen=True, array_like=True):

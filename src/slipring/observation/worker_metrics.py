@@ -1,6 +1,7 @@
 """The metrics of all workers together: sums over the running ones and over those that have ended."""
 
-from slipring.observation.metric_counts import BoundedLabels, Distribution, Labels, Snapshot, Value
+from slipring.observation.bounded_labels import BoundedLabels
+from slipring.observation.metric_counts import Distribution, Labels, Snapshot, Value
 from slipring.observation.metric_table import BY_NAME, Metric
 
 

@@ -2,7 +2,8 @@
 
 The server holds the context of a session as ids and KV, and appends what a request brings and what the model
 emits: all of it, or all but the last id, which was never computed. Whatever it holds is known here exactly;
-nothing is appended to a session whose context is not a prefix of the prompt, token for token.
+nothing is appended to a session whose context is not a prefix of the prompt, token for token. A request that
+fails in a session before its first token is sent again with all ids.
 
 A session belongs to the newest position of its chain. It is closed when the chain has ended (its client has
 left, or its state was evicted), even if the position is still known, because histories are recognised by it;
@@ -19,11 +20,14 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import NamedTuple
 
 from slipring.base.errors import ApiError, ServerError, forget_frames
-from slipring.core.generation import Job
+from slipring.core.generation import Delta, Emit, Finished, Job
 from slipring.engines.remote.http_connection import HttpFailure, TimedOut
 from slipring.engines.remote.replica_affinity import affinity_key
+from slipring.engines.remote.retries_and_breaker import GatewayFailed, RequestFailed, Retryable
 from slipring.engines.scheduling.replica_placement import ReplicaSchedules
+from slipring.engines.tokens.job_exchange import JobExchange, Request, Send, Write
 from slipring.engines.tokens.job_rendering import position_of
+from slipring.engines.tokens.token_answer import TokenAnswer
 from slipring.prompts.rendering import Body, EncodedIds, Rendered
 from slipring.protocol import wire
 
@@ -69,7 +73,7 @@ class Addressed(NamedTuple):
     """The ids that it does not hold, as elements of a JSON array."""
 
 
-Send = Callable[[Addressed], Awaitable[None]]
+SendToSession = Callable[[Addressed], Awaitable[None]]
 """Sends ids to a session, without an answer. Raises ``ApiError`` or ``HttpFailure``."""
 
 
@@ -218,7 +222,7 @@ class Sessions:
         """Whether a session belongs to the position, with this body, of the job's parent."""
         return not job.fork and self._find(job.tenant, body) is not None
 
-    async def read_ahead(self, job: Job, sent: Rendered, send: Send) -> bool:
+    async def read_ahead(self, job: Job, sent: Rendered, send: SendToSession) -> bool:
         """Send what a session does not hold yet of a context with which the next turn will probably begin.
         Returns whether it was read. If the caller is cancelled, it is read nevertheless, and the next turn
         waits for it."""
@@ -245,7 +249,9 @@ class Sessions:
             self._discard(session)
             reading.cancel()
 
-    async def _read(self, session: Session, addressed: Addressed, later_ids: list[int], send: Send) -> None:
+    async def _read(
+        self, session: Session, addressed: Addressed, later_ids: list[int], send: SendToSession
+    ) -> None:
         try:
             await send(addressed)
         except asyncio.CancelledError:
@@ -547,3 +553,58 @@ class ChainEnds:
             await self._tell(key)
         except (HttpFailure, ApiError) as error:
             log.info("the end of a chain could not be reported to the server: %s", error)
+
+
+class SessionExchange(JobExchange):
+    """Sends the new ids in a session; or, if there is none or it fails before its first token, all ids. That
+    includes a session whose replica is gone: routers send a whole prompt to another one."""
+
+    def __init__(
+        self,
+        send: Send,
+        job: Job,
+        write: Write,
+        answer: TokenAnswer,
+        sessions: Sessions,
+        sent: Rendered,
+        write_new: Callable[[Addressed], Request],
+    ) -> None:
+        """``sent``: the context. ``write_new``: writes a request with the ids that a session lacks."""
+        super().__init__(send, job, write, answer)
+        self._sessions = sessions
+        self._sent = sent
+        self._write_new = write_new
+        self._lease: Lease | None = None
+
+    async def prepare(self) -> None:
+        self._lease = await self._sessions.lease(self._job, self._sent)
+
+    async def attempt(self, emit: Emit, begin: Callable[[], None]) -> None:
+        if (lease := self._lease) is not None:
+            try:
+                await self.send(self._write_new(lease.addressed), emit, begin)
+                return
+            except ApiError as error:
+                self.close()
+                if isinstance(error, Retryable) and not isinstance(error, RequestFailed | GatewayFailed):
+                    raise
+                has_begun = self._answer.has_begun
+                self._sessions.failed(lease.addressed, affinity_key(self._job), error, has_begun=has_begun)
+                if has_begun:
+                    raise
+                forget_frames(error)
+        await super().attempt(emit, begin)
+
+    def keep(self, last: list[Delta]) -> None:
+        finished, closing_ids = last[-1], self._answer.closing_ids
+        if self._lease is None or closing_ids is None:
+            return
+        if isinstance(finished, Finished) and isinstance(position := finished.position, Rendered):
+            self._lease.keep(
+                position, closing_ids, gone_at_end(self._job, position), has_answer=self._job.generate
+            )
+
+    def close(self) -> None:
+        if self._lease is not None:
+            self._lease.close()
+            self._lease = None

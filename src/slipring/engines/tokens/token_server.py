@@ -45,12 +45,19 @@ from slipring.engines.scheduling.job_queue import Ticket
 from slipring.engines.scheduling.loop_schedule import Need, Rules
 from slipring.engines.scheduling.priorities_and_hints import AnswerLengths, goes_on
 from slipring.engines.scheduling.replica_placement import ReplicaSchedules
-from slipring.engines.tokens.job_exchange import JobExchange, Request, SessionExchange
+from slipring.engines.tokens.job_exchange import JobExchange, Request
 from slipring.engines.tokens.job_rendering import accepted, count, foresee, position_of, prefetch, render
 from slipring.engines.tokens.model_files import ModelInfo
 from slipring.engines.tokens.sampling import Sampling
 from slipring.engines.tokens.server_options import TokenServerOptions
-from slipring.engines.tokens.sessions import Addressed, ChainEnds, SessionProtocol, Sessions, gone_at_end
+from slipring.engines.tokens.sessions import (
+    Addressed,
+    ChainEnds,
+    SessionExchange,
+    SessionProtocol,
+    Sessions,
+    gone_at_end,
+)
 from slipring.engines.tokens.template_choice import (
     check_rendering,
     make_renderer,

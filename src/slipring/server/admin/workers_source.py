@@ -16,7 +16,8 @@ from msgspec import Struct
 
 from slipring import __version__
 from slipring.observation import live_messages
-from slipring.observation.metric_counts import BoundedLabels, Snapshot, totals_of
+from slipring.observation.bounded_labels import BoundedLabels
+from slipring.observation.metric_counts import Snapshot, totals_of
 from slipring.observation.worker_metrics import Fold
 from slipring.server.process.process_metrics import process_snapshot
 from slipring.server.process.worker_messages import Command, Describe, Described, EndWatch, Watch

@@ -17,14 +17,8 @@ from msgspec import UNSET
 from slipring.engines.base import Engine
 from slipring.observation import live_messages
 from slipring.observation import metric_table as table
-from slipring.observation.metric_counts import (
-    BoundedNames,
-    OfferedModels,
-    Reading,
-    Registry,
-    Snapshot,
-    totals,
-)
+from slipring.observation.bounded_labels import BoundedNames, OfferedModels
+from slipring.observation.metric_counts import Reading, Registry, Snapshot, totals
 from slipring.protocol.turn_report import OWN_STAGES, TokenCounts, TurnReport
 from slipring.safety.source_calls import CheckStatus, FailureKind
 from slipring.server.connections.slow_clients import DropReason

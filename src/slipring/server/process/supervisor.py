@@ -18,7 +18,7 @@ from slipring.base.errors import StartupError
 from slipring.config.settings import ADMIN_OFF, Config
 from slipring.engines.catalog import open_owner
 from slipring.engines.engine_hosts import Owner
-from slipring.observation.metric_counts import BoundedLabels
+from slipring.observation.bounded_labels import BoundedLabels
 from slipring.server.admin.workers_source import WorkersSource
 from slipring.server.process.listening_sockets import base_url, reserve
 from slipring.server.process.shutdown import StopRequest, print_wait, run_until
