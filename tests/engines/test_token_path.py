@@ -51,7 +51,7 @@ class Ceiling(NamedTuple):
     turn_modules: int
 
 
-CEILINGS = {"vllm": Ceiling(8, 14, 87), "chat": Ceiling(6, 13, 69)}
+CEILINGS = {"vllm": Ceiling(8, 14, 84), "chat": Ceiling(6, 13, 68)}
 
 
 class Calls:
