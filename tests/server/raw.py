@@ -126,13 +126,16 @@ class RawSocket:
 
 
 @asynccontextmanager
-async def open_tcp(server: Running, *, small_buffers: bool = False) -> AsyncIterator[RawSocket]:
-    """A plain TCP connection to a server. Small buffers fill soon when one side does not read."""
+async def open_tcp(
+    server: Running, *, small_buffers: bool = False, buffer_bytes: int = SMALL_BUFFER_BYTES
+) -> AsyncIterator[RawSocket]:
+    """A plain TCP connection to a server. Small buffers, of ``buffer_bytes``, fill soon when one side does
+    not read."""
     sock = socket.socket()
     sock.setblocking(False)
     if small_buffers:
         for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
-            sock.setsockopt(socket.SOL_SOCKET, option, SMALL_BUFFER_BYTES)
+            sock.setsockopt(socket.SOL_SOCKET, option, buffer_bytes)
     await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", server.server.port))
     raw = RawSocket(sock)
     try:

@@ -177,3 +177,16 @@ async def test_unreferenced_heads_are_removed(store: Store) -> None:
     await store.responses.delete("t", "resp_1")
     assert await store.pruning.step(0) == 1
     assert await store._database.read("SELECT count(*) FROM slipring_heads") == [(1,)]
+
+
+async def test_a_pruning_that_takes_long_asks_for_the_time_in_each_of_its_steps(
+    location: StoreLocation,
+) -> None:
+    store = await location.open(retention_s=10)
+    for created_at in (1000, 1005, 1010):
+        await store.responses.save("t", state(f"resp_{created_at}", created_at=created_at))
+    times = iter((1010, 1015, 1020, 1020))
+    await store.pruning.prune(lambda: next(times))
+    left = await store._database.read("SELECT id FROM slipring_responses")
+    assert not left, "those are removed too that have expired in the meantime"
+    assert not list(times), "the last step finds nothing"

@@ -64,8 +64,6 @@ class FakeSglang(FakeTokenServer):
     """Whether its model takes pictures."""
     reads_pictures_beside: Literal["ids", "ids as text", "text"] = "ids"
     """What its processor takes."""
-    cannot_decode = ""
-    """The URL of a picture that its decoder refuses."""
     facts: ClassVar[dict[str, Any]] = {}
     """What else ``/server_info`` says."""
     max_running_requests: int | None = None
@@ -100,8 +98,8 @@ class FakeSglang(FakeTokenServer):
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         if body["sampling_params"] == {"max_new_tokens": 1}:  # the engine asks how it takes pictures
-            if self.cannot_decode and self.cannot_decode in body["image_data"]:
-                return self.refuse(Refuse(400, "cannot identify image file"))
+            if (refused := self.verdict_on(json.dumps(body["image_data"]))) is not None:
+                return self.refuse(refused)
             if self.reads_pictures_beside == "text" and "text" not in body:
                 return self.refuse(Refuse(400, "a text prompt is needed"))
             count = len(self._read_ids(body)) + 9

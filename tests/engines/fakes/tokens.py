@@ -5,7 +5,7 @@ import atexit
 import codecs
 import json
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -93,9 +93,15 @@ class FakeTokenServer(FakeServer):
     """What its answers call it, as slipring's plugin for vLLM does; empty: nothing."""
     model_name = "smollm2"
     checks_prompts = True
+    cannot_decode = ""
+    """The URL of a picture that its decoder refuses."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.questions = 0
+        """How often it was asked about pictures alone."""
+        self.questioned: Callable[[], Refuse | None] = lambda: None
+        """How it fails when it is asked so; None: it decodes the pictures."""
         self.prompts: list[list[int]] = []
         self.bodies: list[bytes] = []
         self.is_healthy = True
@@ -144,6 +150,14 @@ class FakeTokenServer(FakeServer):
     def fault_of(self, prompt: list[int]) -> str | None:
         """What is wrong with a prompt; None: nothing."""
         return _fault_of(decoded(prompt)) if self.checks_prompts else None
+
+    def verdict_on(self, asked: str) -> Refuse | None:
+        """How it refuses a question about the pictures whose URLs are in ``asked``; None: it does not."""
+        self.questions += 1
+        if (failure := self.questioned()) is not None:
+            return failure
+        is_refused = self.cannot_decode and self.cannot_decode in asked
+        return Refuse(400, "cannot identify image file") if is_refused else None
 
     def refuse(self, refused: Refuse) -> web.Response:
         fault = {"message": refused.message, "type": "BadRequestError", "param": None, "code": refused.status}

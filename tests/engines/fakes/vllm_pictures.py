@@ -65,9 +65,6 @@ class FakeSeeingVllm(FakeVllm):
         """The names of pictures that it has."""
         self.uploaded: list[int] = []
         """For each request with pictures: how many came with their data."""
-        self.cannot_decode = ""
-        """The URL of a picture that its decoder refuses."""
-        self.tokenized_messages = 0
 
     def options(self, **options: Any) -> Any:
         return super().options(**{"tokenizer": seeing_directory(), **options})
@@ -82,9 +79,8 @@ class FakeSeeingVllm(FakeVllm):
     async def _tokenize(self, request: web.Request) -> web.Response:
         if "messages" not in await request.json() or not self.sees:
             return await super()._tokenize(request)
-        self.tokenized_messages += 1
-        if self.cannot_decode and self.cannot_decode in await request.text():
-            return self.refuse(Refuse(400, "cannot identify image file"))
+        if (refused := self.verdict_on(await request.text())) is not None:
+            return self.refuse(refused)
         return web.json_response({"count": 20, "max_model_len": 8192, "tokens": []})
 
     async def _by_ids(self, request: web.Request) -> web.StreamResponse:

@@ -257,4 +257,4 @@ async def test_of_several_new_pictures_the_one_that_the_server_cannot_decode_is_
         failed = await socket.response(input=[user("Hello"), added])
     message = failed["error"]["message"]
     assert f"Invalid 'input[1].content[{broken}].image_url': the model's server refuses" in message
-    assert fake.tokenized_messages <= 2 + 5, "the first was at the start"
+    assert fake.questions <= 2 + 5, "the first was at the start"

@@ -50,10 +50,10 @@ async def store_large(server: Running, key: str, size: int) -> str:
         return str((await answer.json())["id"])
 
 
-def narrow_all(server: Running) -> None:
+def narrow_all(server: Running, buffer_bytes: int = SMALL_BUFFER_BYTES) -> None:
     """Give all later connections of the server a small send buffer, whatever the system's default is."""
     (acceptor,) = server.server._acceptors
-    acceptor._listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SMALL_BUFFER_BYTES)
+    acceptor._listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes)
 
 
 async def ask_and_not_read(server: Running, raw: RawSocket, response_id: str, key: str) -> None:
@@ -64,20 +64,23 @@ async def ask_and_not_read(server: Running, raw: RawSocket, response_id: str, ke
     await until(lambda: unread.used_bytes > before)
 
 
+def length_of(head: bytes) -> int:
+    """The size of the body that the head of a response announces."""
+    return next(int(line[16:]) for line in head.split(b"\r\n") if line.startswith(b"Content-Length: "))
+
+
 async def cut(raw: RawSocket) -> bool:
     """Whether the server closed a connection before its whole response had arrived."""
     received = await raw.ended()
     head, _, body = received.partition(b"\r\n\r\n")
-    length = next(int(line[16:]) for line in head.split(b"\r\n") if line.startswith(b"Content-Length: "))
-    return len(body) < length
+    return len(body) < length_of(head)
 
 
 async def read_error(raw: RawSocket) -> tuple[int, str]:
     """The status and the code of an error response; the connection may stay open. One that is due to overload
     says when to try again."""
     head = await raw.read_head()
-    length = next(int(line[16:]) for line in head.split(b"\r\n") if line.startswith(b"Content-Length: "))
-    body = json.loads(await raw._read(length))
+    body = json.loads(await raw._read(length_of(head)))
     wire.check_http_error(body)
     status = int(head.split()[1])
     assert (b"\r\nretry-after: 1\r\n" in head.lower()) == (status in (429, 503))

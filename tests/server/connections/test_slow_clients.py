@@ -9,7 +9,8 @@ from functools import partial
 import pytest
 
 from slipring.core.limits import Limits
-from slipring.server.connections.slow_clients import PROGRESS_BYTES
+from slipring.server.connections.slow_clients import PROGRESS_BYTES, ConnectionState
+from slipring.server.endpoints.replies import _PIECE_BYTES
 from slipring.server.transports import websocket
 from tests.harness import PuppetEngine, Running, serve
 from tests.server.connections.limited import (
@@ -20,6 +21,7 @@ from tests.server.connections.limited import (
     Clock,
     ask_and_not_read,
     cut,
+    length_of,
     narrow_all,
     request,
     store_large,
@@ -38,6 +40,9 @@ from tests.server.raw import (
     stop_clock,
     until,
 )
+
+_PAGE_BYTES = 4096
+"""Much less than what may be written without waiting for the client."""
 
 # Clients that do not read.
 
@@ -132,6 +137,29 @@ async def test_what_is_not_written_yet_of_a_response_counts_as_unread() -> None:
             clock.pass_by(31)
             assert await cut(raw)
             await until(lambda: connection.queued_bytes is None)
+
+
+async def test_the_end_of_a_large_response_is_not_lost_to_make_room_for_another_connection() -> None:
+    """A connection whose request has ended is idle, and may be closed at once with what it has not sent. The
+    last piece of a body is too small to wait by itself until it is read."""
+    async with serve(limits=Limits(max_connections=1)) as server:
+        connections = server.service.connections
+        response_id = await store_large(server, "any", _PIECE_BYTES + 50_000)
+        await until(lambda: all(each.state is ConnectionState.IDLE for each in connections._known))
+        Clock(server, narrows=False)
+        narrow_all(server, _PAGE_BYTES)
+        async with open_tcp(server, small_buffers=True, buffer_bytes=_PAGE_BYTES) as raw:
+            await raw.send(request("GET", f"/v1/responses/{response_id}", "Connection: close\r\n"))
+            length = length_of(await raw.read_head())
+            (connection,) = connections._known
+            body = await raw._read(_PIECE_BYTES)
+            await until(lambda: connection.queued_bytes is None or not connection.queued_bytes())
+            assert connection.unsent_bytes > 2 * _PAGE_BYTES, "the client does not read the last piece"
+            async with open_tcp(server) as other:
+                await other.send(request("GET", "/v1/models"))
+                refused = await other.read_head()
+            assert len(body + await raw.ended()) == length
+            assert refused.startswith(b"HTTP/1.1 503 "), "there was no room to make"
 
 
 async def test_a_closing_connection_whose_response_is_not_read_is_aborted() -> None:
