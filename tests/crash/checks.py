@@ -110,6 +110,10 @@ class Inspector:
             self.strangers.append(found)
             return
         turn = self._ledger.turns[int(number)]
+        if turn.is_background:  # its server may have been killed before it answered the request
+            turn.id = response_id
+            await self._settle_run(turn)
+            return
         self._take(turn, found)
         self._findings.whole += 1
         await self._read_input(turn)

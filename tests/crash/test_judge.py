@@ -8,6 +8,7 @@ from random import Random
 import aiohttp
 import apsw
 
+from slipring.core.limits import Limits
 from tests.crash.checks import Findings, Inspector
 from tests.crash.clients import Counts
 from tests.crash.ledger import Json, Ledger, Turn, plain_wording
@@ -37,10 +38,10 @@ class Stage:
             made.append(turn)
         return made
 
-    async def inspect(self, running: Running) -> Findings:
-        """Judge what a server has stored."""
+    async def inspect(self, running: Running, *stored: str) -> Findings:
+        """Judge what a server has stored; ``stored``: ids that were read from the database."""
         inspector = Inspector(running.url, self.ledger, self.findings, Random(1), Counts())
-        await inspector.inspect(0, everything=True)
+        await inspector.inspect(0, everything=True, stored=stored)
         return self.findings
 
 
@@ -98,6 +99,22 @@ async def test_a_response_is_found_that_was_said_to_have_failed(tmp_path: Path) 
         findings = await stage.inspect(running)
     assert len(findings.half) == 1
     assert last.failure in findings.half[0]
+
+
+async def test_a_run_that_ended_before_its_client_heard_of_it_is_not_half_written(tmp_path: Path) -> None:
+    stage, store = Stage(), f"sqlite:{tmp_path / 'slipring.db'}"
+    turn = stage.ledger.ask(is_background=True)
+    body: Json = {"input": turn.text, "metadata": {"turn": str(turn.number)}, "background": True}
+    async with serve(
+        "simulated:tokens_per_s=0.01", store=store, limits=Limits(drain_timeout_s=0.01)
+    ) as running:
+        status, response = await running.post(**body)
+        assert status == 200
+    async with on_file(tmp_path / "slipring.db") as running:
+        findings = await stage.inspect(running, response["id"])
+    assert turn.response is not None
+    assert turn.response["status"] == "failed"
+    assert not findings, findings.half
 
 
 async def test_a_refused_response_is_found(tmp_path: Path) -> None:
