@@ -37,7 +37,7 @@ from slipring.commands.client_environment import (
 )
 
 _CLIENT_KEY_VARIABLE = "SLIPRING_KEY"
-"""Holds the API key for clients that are told the name of a variable."""
+"""The variable with the API key, for clients whose settings name a variable and not the key itself."""
 _TIMEOUT_S = 10
 _STOP_TIMEOUT_S = 15
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")

@@ -155,8 +155,8 @@ def unanswered(request_id: str) -> InvalidRequest:
 
 def denial_text(reason: str | None) -> str:
     """What a model reads of a call that was not approved."""
-    said = f" Their reason: {reason}" if reason else ""
-    return f"The user did not approve this call, so it was not made.{said}"
+    given = f" Their reason: {reason}" if reason else ""
+    return f"The user did not approve this call, so it was not made.{given}"
 
 
 UNANSWERED = denial_text("They answered with something else.")

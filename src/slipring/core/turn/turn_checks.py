@@ -198,7 +198,7 @@ class InspectedItems:
             answered = [check for check in checks if check.name in waiting.verdicts]
             decision = decide(subject, answered, known)
             is_refused = decision is not None and decision.stops
-            # Whoever refuses an item ends the turn, and with it what other checks would say.
+            # A check that refuses an item ends the turn: the verdicts of the other checks no longer matter.
             if is_refused or len(answered) == len(checks):
                 del self._waiting[id(subject)]
                 self._remember(waiting.key, known, waiting.behind if is_refused else b"")
