@@ -821,11 +821,13 @@ async def test_a_socket_that_is_closed_is_freed_without_a_garbage_collection(
         pool = server.service.catalog.engines[0]._pool
         gc.disable()
         try:
-            fake.script(Say(("one",)), ending)
+            rest = asyncio.Event()
+            fake.script(Say(("one", "two"), rest=rest), ending)
             async with server.connect(abandoned=True, headers=ZERO_RETENTION) as socket:
                 await socket.create(**ASK)
                 await socket.until("response.output_text.delta")
                 (used,) = map(weakref.ref, pool._sockets)
+                rest.set()
             await gone(server)
             await until(lambda: used() is None)
         finally:
