@@ -238,6 +238,27 @@ def test_a_loop_is_known_by_its_latest_turn() -> None:
     assert loop.turns == 2
 
 
+def test_a_loop_that_pauses_for_longer_than_its_tools_take_is_silent() -> None:
+    loops = Loops()
+    loops.learn("read", 0.2)
+    loops.run("quick", 10, "read")
+    loops.run("slow", 10, "build")
+    runs = loops.ask("runs", 10)
+    loops.started()
+
+    def silent() -> list[str]:
+        names = ("quick", "slow", "runs", "unknown")
+        return [name for name in names if loops.schedule.is_silent(name, loops.now)]
+
+    assert silent() == ["unknown"]
+    loops.now += 10.0
+    assert silent() == ["quick", "unknown"]
+    loops.now += 600.0
+    assert silent() == ["quick", "slow", "unknown"]
+    loops.schedule.end(runs, 10, [], loops.now)
+    assert not loops.schedule.is_silent("runs", loops.now)
+
+
 def test_a_turn_that_two_continue_is_continued_by_two_loops() -> None:
     loops = Loops()
     loops.run("1", 300, "read")

@@ -56,6 +56,7 @@ def test_each_replica_has_a_cache_of_its_own() -> None:
     loops.run("c", 300, "r1")
     assert loops.held == {"r1": 900, "r2": 600}
     assert not loops.demoted
+    assert [each for each in "abcd" if loops.schedules.is_silent(each, loops.now)] == ["d"]
     status = loops.schedules.status(loops.now)
     assert (status.capacity_tokens, status.held_tokens, status.paused) == (2000, 1500, 3)
     assert [(each.replica, each.tokens) for each in status.listed] == [("r1", 600), ("r2", 600), ("r1", 300)]

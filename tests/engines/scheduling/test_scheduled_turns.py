@@ -116,6 +116,82 @@ async def test_the_session_of_a_loop_that_loses_its_place_is_closed() -> None:
         assert fake.requests[3]["held"] == 0
 
 
+def fall_silent(server: Running) -> None:
+    """As if all loops had paused for an hour already."""
+    for replica in engine_of(server).schedule._replicas:
+        for loop in replica.schedule._loops.values():
+            loop.paused_at -= 3600
+
+
+def grow_idle(server: Running, seconds: float) -> None:
+    """As if all sessions had been idle for so long already."""
+    for session in engine_of(server).sessions._open.values():
+        session.used_at -= seconds
+
+
+BOUNDS = [{"max_sessions": 2}, {"kv_tokens": 100_000}]
+"""Of the sessions, and of what they hold."""
+
+
+@pytest.mark.parametrize("options", BOUNDS, ids=["sessions", "tokens"])
+async def test_sessions_of_silent_loops_make_room(options: dict[str, Any]) -> None:
+    """Clients that send their history over HTTP never say that they have ended."""
+    fake = FakeVllmWithSessions()
+    fake.sessions.limits = type(fake.sessions.limits)(8, 70)
+    async with (
+        in_front_of(fake, **{"kv_tokens": 100_000, **options}) as (fake, server),
+        server.connect() as socket,
+    ):
+        for name in ("a", "b"):
+            await turns(socket, f"loop {name}", "goes on")
+        first, second = fake.opened
+        await turns(socket, "loop c", "goes on")
+        assert fake.opened == [first, second]  # both may be needed next
+        fall_silent(server)
+        await turns(socket, "loop d", "goes on")
+        assert len(fake.opened) == 3
+        assert await fake.closed.get() == first
+        assert second in fake.contexts
+
+
+async def test_a_tenant_with_more_sessions_makes_room() -> None:
+    fake = FakeVllmWithSessions()
+    await fake.start()
+    try:
+        engine = fake.engine(max_sessions=3, kv_tokens=100_000)
+        async with (
+            serve(engine, api_key=("one:k1", "two:k2")) as server,
+            server.connect(key="k1") as many,
+            server.connect(key="k2") as few,
+        ):
+            for number in range(4):
+                await turns(many, f"chain {number}", "goes on")
+            first, second, third = fake.opened
+            await turns(few, "mine", "goes on")
+            assert await fake.closed.get() == third  # as one that was admitted last
+            await turns(few, "mine too", "goes on")
+            assert len(fake.opened) == 4  # it would have more than the other then
+            assert list(fake.contexts) == [first, second, fake.opened[3]]
+    finally:
+        await fake.close()
+
+
+async def test_a_session_of_a_silent_loop_is_closed_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slipring.engines.tokens.sessions._REVIEW_S", 0.001)
+    async with (
+        in_front_of(FakeVllmWithSessions(), kv_tokens=4000) as (fake, server),
+        server.connect() as socket,
+    ):
+        await turns(socket, "one", "two")
+        (opened,) = fake.opened
+        grow_idle(server, 300)
+        await turns(socket, "another loop", "goes on")
+        assert opened in fake.contexts  # its loop may well come back
+        fall_silent(server)
+        assert await fake.closed.get() == opened
+        assert len(fake.contexts) == 1
+
+
 async def test_a_chain_that_has_ended_holds_nothing() -> None:
     fake = FakeVllm()
     await fake.start()

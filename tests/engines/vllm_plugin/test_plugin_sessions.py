@@ -321,6 +321,29 @@ async def test_sessions_hold_no_more_than_their_part_of_the_cache(vllm: Vllm) ->
     assert (await vllm.post(PATH, turn(session="a", held=400, prompt=[1] * 200))).status == 200
 
 
+async def test_sessions_that_were_idle_for_long_make_room(
+    vllm: Vllm, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "ab":
+        await vllm.post(PATH, turn(session=name))
+    assert (await vllm.post(PATH, turn(session="c"))).status == 400
+    monkeypatch.setattr("slipring.engines.vllm_plugin.sessions._SPARED_S", 0.0)
+    assert (await vllm.post(PATH, turn(session="a", held=4))).status == 200
+    assert (await vllm.post(PATH, turn(session="c"))).status == 200
+    # The one that was idle for longest has ended; its client sends the next turn whole.
+    assert (await vllm.post(PATH, turn(session="b", held=4))).status == 404
+    assert (await vllm.post(PATH, turn(session="a", held=8))).status == 200
+
+
+async def test_a_session_does_not_end_for_its_own_room(vllm: Vllm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slipring.engines.vllm_plugin.sessions._SPARED_S", 0.0)
+    for name in "ab":
+        await vllm.post(PATH, turn(session=name, prompt=[1] * 200, sampling={"max_tokens": 1}))
+    assert (await vllm.post(PATH, turn(session="a", held=200, prompt=[1] * 401))).status == 400
+    assert (await vllm.get(PATH)).json()["sessions"] == 1
+    assert (await vllm.post(PATH, turn(session="a", held=200, prompt=[1] * 400))).status == 200
+
+
 async def test_a_failure_of_the_engine_ends_the_session(vllm: Vllm, engine: Engine) -> None:
     answer = await vllm.post(PATH, turn(prompt=[666]))
     assert '"error":{"message":"too evil","code":400}' in answer.text

@@ -203,6 +203,14 @@ class LoopSchedule:
         has_place = loop is not None and loop.is_resident
         return len(self._running) < self.rules.most_running and (has_place or not self._waiting)
 
+    def is_silent(self, key: str, now: float) -> bool:
+        """Whether a loop has probably ended: it is not known any more, or it pauses for longer than its kind
+        of pause lasts. Many clients never say that a loop has ended."""
+        loop = self._loops.get(key)
+        if loop is None:
+            return True
+        return loop.paused_at is not None and now - loop.paused_at >= self.pauses.of(loop.kind).silence_s
+
     # What happens
 
     def ask(self, tenant: str, need: Need, now: float) -> Turn:

@@ -24,7 +24,7 @@ _LEAST_S = 0.01
 _SHORTEST_SIGMA = 0.1
 _MOST_SILENT = 256
 _SILENCE_SIGMAS = 3.0
-"""A pause that is longer than the mean by so many standard deviations has probably no end."""
+"""By how many standard deviations a pause is longer than the mean before it counts as one without an end."""
 _GRID = [-3.0 + 0.25 * step for step in range(29)]
 """Deviations from the mean, in standard deviations, at which a pause may be given up."""
 _PHI = [0.5 * (1.0 + math.erf(z / math.sqrt(2.0))) for z in _GRID]
@@ -76,7 +76,7 @@ class PauseLength:
     def review(self, now: float) -> None:
         """Count pauses that have lasted for too long as pauses without an end: many clients never say that a
         loop has ended."""
-        silence_s = math.exp(self._mean + _SILENCE_SIGMAS * self._sigma)
+        silence_s = self.silence_s
         while self._open:
             loop, began_at = next(iter(self._open.items()))
             if now - began_at < silence_s:
@@ -111,6 +111,11 @@ class PauseLength:
     @property
     def median_s(self) -> float:
         return math.exp(self._mean)
+
+    @property
+    def silence_s(self) -> float:
+        """A pause that lasts longer has probably no end."""
+        return math.exp(self._mean + _SILENCE_SIGMAS * self._sigma)
 
     def hold_s(self, age_s: float, gain_s: float, cost_rate: float) -> float:
         """How much longer it pays to hold the context of a loop that has paused for ``age_s``.

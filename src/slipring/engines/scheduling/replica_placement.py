@@ -71,6 +71,10 @@ class ReplicaSchedules:
             ],
         )
 
+    def is_silent(self, key: str, now: float) -> bool:
+        """Whether a loop has probably ended, as far as its replica knows."""
+        return all(each.schedule.is_silent(key, now) for each in self._replicas)
+
     # What is asked for
 
     def is_open_to(self, need: Need) -> bool:

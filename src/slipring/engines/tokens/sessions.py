@@ -41,6 +41,11 @@ _CLOSING_S = 2.0
 when the engine is closed."""
 _TELLING_S = 2.0
 """How long ``close`` waits until all ends have been reported."""
+_REVIEW_S = 15.0
+"""How often sessions are looked at that are idle."""
+_SPARED_S = 60.0
+"""A session that has been idle for no longer is closed only for another's sake. After so long a pause it does
+not matter that the next turn sends its context whole."""
 _PATIENCE_S = 10.0
 """How long a turn waits for the server before it is sent: until a session has read what it reads ahead, and
 until a new one is open. Then the turn does without that session."""
@@ -140,8 +145,13 @@ class Sessions:
     tokens.
 
     When there is no room, the tenant that has most of what is short loses the session that it has not used
-    for longest; or, if a schedule decides whose contexts are kept, no session is opened. Sessions whose turn
-    runs are never closed for another's sake.
+    for longest. If a schedule knows the loops, the session used longest ago of those whose loops are silent
+    makes room; else the latest of a tenant that has more than the one that asks; else no session is opened,
+    because among agents that take turns the session used longest ago is the one that is needed next. Sessions
+    whose turn runs are never closed for another's sake.
+
+    A session of a silent loop is closed after a while even if nothing here needs its room: nobody else at the
+    server can use what it holds.
     """
 
     def __init__(
@@ -171,6 +181,8 @@ class Sessions:
         self._refusal = ""
         """Why none is opened, where that is so."""
         self._loop = asyncio.get_running_loop()
+        self._review: asyncio.TimerHandle | None = None
+        """Looks for idle sessions again, while there are any sessions."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -229,7 +241,7 @@ class Sessions:
         found = None if job.fork else self._find(job.tenant, sent.body)
         if found is None or found[0].is_busy:
             return False
-        if not self._fit(sent.total - found[0].tokens, self._replica_of(found[0].route)):
+        if not self._fit(sent.total - found[0].tokens, self._replica_of(found[0].route), job.tenant):
             return False
         session, steps = found
         if session.id not in self._open or (addressed := appended_by(session, steps)) is None:
@@ -303,6 +315,8 @@ class Sessions:
 
     async def close(self) -> None:
         """Close all sessions, as far as the server answers."""
+        if self._review is not None:
+            self._review.cancel()
         for session in list(self._open.values()):
             self._discard(session)
         if self._closing:
@@ -316,7 +330,7 @@ class Sessions:
         replica = self._replica_of(session.route)
         if self._is_refused or now < self._refused_until.get(replica, 0.0):
             return None
-        if not self._make_room(sent.total, replica):
+        if not self._make_room(sent.total, replica, job.tenant):
             return None
         session.tokens, session.since = sent.total, since
         self._open[session.id] = session
@@ -358,36 +372,50 @@ class Sessions:
     def _on(self, replica: str) -> list[Session]:
         return [each for each in self._open.values() if self._replica_of(each.route) == replica]
 
-    def _make_room(self, tokens: int, replica: str) -> bool:
-        """Close sessions until another one with so many tokens may be opened; False if that cannot be."""
+    def _make_room(self, tokens: int, replica: str, tenant: str) -> bool:
+        """Close sessions until a tenant's next one, with so many tokens, may be opened; False if that cannot
+        be."""
         while len(self._on(replica)) >= self._most:
-            if not self._evict(lambda _: 1):
+            if not self._evict(replica, tenant, 1, lambda _: 1):
                 return False
-        return self._fit(tokens, replica)
+        return self._fit(tokens, replica, tenant)
 
-    def _fit(self, tokens: int, replica: str) -> bool:
-        """Close sessions until so many further tokens are within bounds; False if that cannot be."""
+    def _fit(self, tokens: int, replica: str, tenant: str) -> bool:
+        """Close sessions until so many further tokens of a tenant are within bounds; False if that cannot
+        be."""
         if self._most_tokens is None:
             return True
         if tokens > self._most_tokens:
             return False
         while sum(session.tokens for session in self._on(replica)) + tokens > self._most_tokens:
-            if not self._evict(lambda session: session.tokens):
+            if not self._evict(replica, tenant, tokens, lambda session: session.tokens):
                 return False
         return True
 
-    def _evict(self, weight: Callable[[Session], int]) -> bool:
-        """Close the idle session, used longest ago, of the tenant with the greatest weight that has one."""
-        if self._schedule is not None:
-            return False
-        weights: dict[str, int] = {}
-        for session in self._open.values():
+    def _evict(self, replica: str, tenant: str, needed: int, weight: Callable[[Session], int]) -> bool:
+        """Close the idle session of a replica that makes room for a tenant, which needs so much more of what
+        ``weight`` counts. False if there is none."""
+        there = self._on(replica)
+        idle = [session for session in there if not session.is_busy]
+        if silent := [session for session in idle if self._is_silent(session)]:
+            self._discard(min(silent, key=lambda session: session.used_at))
+            return True
+        weights = {tenant: 0}
+        for session in there:
             weights[session.tenant] = weights.get(session.tenant, 0) + weight(session)
-        idle = [session for session in self._open.values() if not session.is_busy]
-        if not idle:
-            return False
-        self._discard(min(idle, key=lambda session: (-weights[session.tenant], session.used_at)))
-        return True
+        if self._schedule is not None:
+            idle = [each for each in idle if weights[each.tenant] > weights[tenant] + needed]
+            idle.reverse()  # the one that was opened last is the first of its tenant
+            chosen = max(idle, key=lambda session: weights[session.tenant], default=None)
+        else:
+            chosen = min(idle, key=lambda each: (-weights[each.tenant], each.used_at), default=None)
+        if chosen is not None:
+            self._discard(chosen)
+        return chosen is not None
+
+    def _is_silent(self, session: Session) -> bool:
+        """Whether the loop of an idle session has probably ended; False if no schedule knows the loops."""
+        return self._schedule is not None and self._schedule.is_silent(session.loop, self._loop.time())
 
     def _release(
         self,
@@ -414,7 +442,8 @@ class Sessions:
         # The position may be known for longer than its chain goes on: histories are recognised by it.
         session.end = weakref.ref(ends_with, lambda _: self._dropped(key, session))
         self._by_body[key] = session
-        self._fit(0, self._replica_of(session.route))
+        self._fit(0, self._replica_of(session.route), session.tenant)
+        self._review_later()
 
     def _dropped(self, key: int, session: Session) -> None:
         """A position is gone, or its chain has ended, in whichever thread the last reference was."""
@@ -431,10 +460,22 @@ class Sessions:
             del self._by_body[id(body)]
         session.body = None
 
+    def _review_later(self) -> None:
+        if self._review is None and self._open:
+            self._review = self._loop.call_later(_REVIEW_S, self._reviewed)
+
+    def _reviewed(self) -> None:
+        self._review = None
+        self._close_idle()
+        self._review_later()
+
     def _close_idle(self) -> None:
-        oldest = time.monotonic() - max(self._idle_s - _EARLY_S, self._idle_s / 2)
-        for session in [each for each in self._open.values() if not each.is_busy and each.used_at < oldest]:
-            self._discard(session)
+        """Close the sessions that have been idle for too long, and those of silent loops."""
+        now = time.monotonic()
+        oldest = now - max(self._idle_s - _EARLY_S, self._idle_s / 2)
+        for session in [each for each in self._open.values() if not each.is_busy]:
+            if session.used_at < oldest or (session.used_at < now - _SPARED_S and self._is_silent(session)):
+                self._discard(session)
 
     def _discard(self, session: Session) -> None:
         """Forget a session, and tell the server that it has ended."""

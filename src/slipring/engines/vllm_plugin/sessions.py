@@ -34,6 +34,8 @@ log = logging.getLogger("vllm.slipring")
 PATH = "/v1/slipring/sessions"
 """Below ``/v1``, where vLLM asks for its key."""
 _LONGEST_IDLE_S = 86_400.0
+_SPARED_S = 60.0
+"""A session that has been idle for no longer is not ended for another's sake."""
 _OWN = ("seed", "logit_bias", "logprobs", "structured_outputs")
 _LEAST_LOGPROB = -9999.0
 """What stands for minus infinity in JSON, as in vLLM's own API."""
@@ -118,6 +120,7 @@ class Session:
         """The request for that turn is being answered. The session may be ended before that."""
         self.inputs: asyncio.Queue[Any] = asyncio.Queue()
         self.outputs: AsyncGenerator[Any, None]
+        self.idle_since = 0.0
         self.expiry: asyncio.TimerHandle | None = None
 
 
@@ -156,11 +159,8 @@ class Sessions:
             is_known = turn.held == session.held and turn.model == session.model and not session.is_busy
         if not is_known:
             raise TurnRefused(404, "There is no such session, or its context is another one.")
-        if session is None and len(self._open) >= self.limits.sessions:
-            raise TurnRefused(400, "There is no room for another session.")
-        if self.held_tokens + len(turn.prompt) > self.limits.tokens:
-            raise TurnRefused(400, "There is no room for so many ids.")
         made = make_input(turn)
+        self._make_room(session, len(turn.prompt))
         if session is None:
             session = self._opened(turn)
             self.opened += 1
@@ -173,6 +173,24 @@ class Sessions:
             session.expiry.cancel()
         session.inputs.put_nowait(made)
         return session
+
+    def _make_room(self, session: Session | None, tokens: int) -> None:
+        """End idle sessions until so many ids are within bounds, in a session or a new one."""
+        while session is None and len(self._open) >= self.limits.sessions:
+            if not self._end_longest_idle(session):
+                raise TurnRefused(400, "There is no room for another session.")
+        while self.held_tokens + tokens > self.limits.tokens:
+            if not self._end_longest_idle(session):
+                raise TurnRefused(400, "There is no room for so many ids.")
+
+    def _end_longest_idle(self, asking: Session | None) -> bool:
+        """End the session that has been idle for longest, perhaps of another slipring server, which will send
+        the next turn whole. False if there is none, beside the one that asks, that has been idle for long."""
+        idle = [each for each in self._open.values() if not each.is_busy and each is not asking]
+        longest = min(idle, key=lambda session: session.idle_since, default=None)
+        if longest is None or asyncio.get_running_loop().time() - longest.idle_since < _SPARED_S:
+            return False
+        return self.end(longest.id)
 
     def _opened(self, turn: Turn) -> Session:
         session = Session(turn.session, turn.model, min(turn.idle_s, _LONGEST_IDLE_S))
@@ -209,6 +227,7 @@ class Sessions:
 
     def _expire_later(self, session: Session) -> None:
         loop = asyncio.get_running_loop()
+        session.idle_since = loop.time()
         session.expiry = loop.call_later(session.idle_s, self.end, session.id)
 
     def end(self, session_id: str) -> bool:
