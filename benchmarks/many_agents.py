@@ -147,13 +147,16 @@ class Clients:
     def __init__(self, pool: ProcessPoolExecutor, amount: int) -> None:
         self.amount = amount
         self._pool = pool
-        self._pids = set(pool.map(_pid, range(amount)))
+        before = set(multiprocessing.active_children())
+        list(pool.map(abs, range(amount)))  # starts a process for each
+        self._processes = set(multiprocessing.active_children()) - before
+        assert len(self._processes) == amount
 
     def run(self, parts: "list[Part]") -> "list[Ended]":
         return list(self._pool.map(run_part, parts))
 
     def cpu_ms(self) -> float:
-        return sum(map(own_cpu_ms, self._pids))
+        return sum(own_cpu_ms(process.pid or 0) for process in self._processes)
 
 
 @contextlib.contextmanager
@@ -162,11 +165,6 @@ def clients() -> Iterator[Clients]:
     amount = max(1, min(4, (os.cpu_count() or 1) // 4))
     with ProcessPoolExecutor(amount, multiprocessing.get_context("spawn")) as pool:
         yield Clients(pool, amount)
-
-
-def _pid(_: int) -> int:
-    time.sleep(0.2)  # so that each process takes one
-    return os.getpid()
 
 
 class Part(NamedTuple):
