@@ -671,7 +671,9 @@ def test_thoughts_of_a_template_that_writes_no_tools_are_its_own() -> None:
 
 EFFORTFUL = """\
 {%- set found = namespace(last=-1) %}
-{%- for message in messages if message.role == 'user' %}{% set found.last = loop.index0 %}{% endfor %}
+{%- for message in messages %}
+    {%- if message.role == 'user' %}{% set found.last = loop.index0 %}{% endif %}
+{%- endfor %}
 {%- for message in messages %}
     {{- '<|im_start|>' + message.role + '\\n' }}
     {%- if message.reasoning_content and loop.index0 > found.last and reasoning_effort == 'high' %}

@@ -95,7 +95,9 @@ def test_a_text_is_divided_where_its_parts_have_the_same_tokens(text: str, at: i
 def test_what_is_known_is_broken_like_any_other_text() -> None:
     known = ("<|im_end|>", "plain", "<|im")
     looks = ControlTokenFinder(everything(), "", known)
-    assert looks.intact == {"plain": "plain"}
+    assert looks.intact.keys().isdisjoint({"<|im_end|>", "<|im"})
+    assert {"plain", "properties"} <= looks.intact.keys()
+    assert not any(map(looks.breaks, looks.intact))
     guards = ControlTokenGuard(looks, str), ControlTokenGuard(finder("everything"), str)
     assert len({tuple(map(guard.text, known)) for guard in guards}) == 1
 

@@ -26,9 +26,14 @@ from jinja2.runtime import Context
 from jinja2.sandbox import SandboxedEnvironment
 
 from slipring.base.errors import InvalidRequest
+from slipring.prompts.templates.fixed_prompt import has_fixed_prompt
 from slipring.prompts.tool_definitions import declare_tools
 
 T = TypeVar("T")
+
+
+_PLAIN_JSON = json.JSONEncoder(ensure_ascii=False)
+"""Made once: ``json.dumps`` would make one for each value."""
 
 
 class YieldingList(list[T]):
@@ -49,6 +54,8 @@ def to_json(
     sort_keys: bool = False,
 ) -> str:
     """The filter ``tojson`` as templates expect it: Jinja's own would escape for HTML."""
+    if separators is None and indent is None and not (ensure_ascii or sort_keys):
+        return _PLAIN_JSON.encode(value)
     item, key = separators if separators is not None else (", " if indent is None else ",", ": ")
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=(item, key), sort_keys=sort_keys
@@ -153,7 +160,9 @@ class Jinja2Template:
         if today is not None:
             self._environment.globals["strftime_now"] = today.strftime
         try:
-            self._template = self._environment.from_string(without_generation(source))
+            syntax = self._environment.parse(without_generation(source))
+            self.has_fixed_prompt = has_fixed_prompt(syntax)
+            self._template = self._environment.from_string(syntax)
         except jinja2.TemplateSyntaxError as error:
             raise TemplateError(str(error)) from None
 
@@ -293,6 +302,11 @@ class ChatTemplate:
     def engine(self) -> str:
         """The name of the library that runs the template."""
         return "minijinja" if self._minijinja is not None else "Jinja2"
+
+    @property
+    def has_fixed_prompt(self) -> bool:
+        """Whether it opens the assistant turn with the same text after every conversation."""
+        return self._jinja2.has_fixed_prompt
 
     def render(
         self,

@@ -90,11 +90,14 @@ class Draft:
         messages: Sequence[ChatMessage],
         tools: list[dict[str, Any]],
         variables: Variables,
+        fixed_prompt: str | None,
     ) -> None:
+        """``fixed_prompt``: what opens the assistant turn after all messages; None if it depends on them."""
         self._form = form
         self._finder = form.finder
         self._encoder = encoder
-        self._variables = variables
+        self.variables = variables
+        self._fixed_prompt = fixed_prompt
         self.guard = ControlTokenGuard(form.finder, lambda: wire.encode((messages, tools)).decode())
         self._tools: list[dict[str, Any]] = [self.guard.value(tool) for tool in tools]
 
@@ -110,8 +113,14 @@ class Draft:
             dicts,
             self._tools or None,
             add_generation_prompt=prompt,
-            variables=self._variables if variables is None else variables,
+            variables=self.variables if variables is None else variables,
         )
+
+    def opened(self, messages: Sequence[ChatMessage], text: str) -> str:
+        """``text``, which is what is written for messages, with an open assistant turn."""
+        if self._fixed_prompt is None:
+            return self.write(messages, prompt=True)
+        return text + self._fixed_prompt
 
     def count_thoughts(self, text: str) -> int:
         """How many thoughts of a stand-in a text has."""
@@ -262,7 +271,8 @@ class ProbedTemplate:
         """What is written for a placeholder."""
         self._variables = variables
         self._variables_by_effort: dict[tuple[str | None, bool], Variables] = {}
-        """By the effort, and whether all thoughts are kept."""
+        self._fixed_prompts: dict[tuple[str | None, bool], str | None] = {}
+        """Both by the effort, and whether all thoughts are kept."""
         self._require_user_message()
         self.detected = detected = detect_format(self._render_probe, model.source, model.response_template)
         # Tools that the template does not write are described in Hermes' form: calls are expected in it.
@@ -315,7 +325,8 @@ class ProbedTemplate:
     ) -> Draft:
         """What writes a conversation. ``messages`` and ``tools`` have all texts that it will write."""
         variables = self.variables_of(effort, reasoning_context)
-        return Draft(self._form, encoder, messages, tools, variables)
+        prompt = self._fixed_prompt(effort, reasoning_context) if self.template.has_fixed_prompt else None
+        return Draft(self._form, encoder, messages, tools, variables, prompt)
 
     def thoughts_kept(self, reasoning_context: str | None) -> ThoughtsKept:
         """What a request's ``reasoning_context`` comes to with this template."""
@@ -333,6 +344,18 @@ class ProbedTemplate:
             found = {**switches.variables(effort), **kept, **self._variables}
             self._variables_by_effort[effort, keeps] = found
         return found
+
+    def _fixed_prompt(self, effort: str | None, reasoning_context: str | None) -> str | None:
+        """What opens the assistant turn after every conversation; None if none can be written to find it."""
+        key = (effort, self.thoughts_kept(reasoning_context) == "all")
+        if key not in self._fixed_prompts:
+            variables = self.variables_of(effort, reasoning_context)
+            try:
+                text, opened = (self._user_message("?", variables, prompt=prompt) for prompt in (False, True))
+                self._fixed_prompts[key] = opened[len(text) :] if opened.startswith(text) else None
+            except InvalidRequest:
+                self._fixed_prompts[key] = None
+        return self._fixed_prompts[key]
 
     def effort_changes_history(self, before: str | None, now: str | None, *, has_tools: bool) -> bool:
         """Whether a template writes another beginning or other earlier answers for another effort, instead of
@@ -553,9 +576,10 @@ class ProbedTemplate:
             self.template.text_parts = False
         return self.template.text_parts
 
-    def _user_message(self, text: str) -> str:
+    def _user_message(self, text: str, variables: Variables | None = None, *, prompt: bool = True) -> str:
         question = [{"role": "user", "content": text}]
-        return self.template.render(question, add_generation_prompt=True, variables=self._variables)
+        variables = self._variables if variables is None else variables
+        return self.template.render(question, add_generation_prompt=prompt, variables=variables)
 
     def _render_probe(
         self,

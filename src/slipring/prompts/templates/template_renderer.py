@@ -11,6 +11,7 @@ A context keeps which of its reasoning items have thoughts that its tokens lack 
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from itertools import pairwise, takewhile
 
 from msgspec import UNSET, Struct, UnsetType, structs
@@ -166,7 +167,7 @@ class TemplateRenderer(Renderer):
         if self.probed.thoughts_kept(settings.reasoning_context) == "turn":
             messages = in_current_turn(messages)
         text = draft.write(messages)
-        opened = draft.write(messages, prompt=True)
+        opened = draft.opened(messages, text)
         prompt = draft.rest(text, opened)
         if prompt is None:
             tail = self._tail(messages, builder, None, opened, settings)
@@ -358,45 +359,58 @@ def in_current_turn(messages: list[ChatMessage]) -> list[ChatMessage]:
     return [*map(without_thoughts, messages[:start]), *messages[start:]]
 
 
-class Addition(Struct, frozen=True):
-    """What a template adds to a context for new messages."""
+class Addition:
+    """What a template adds to a context for new messages.
 
-    probed: ProbedTemplate
-    draft: Draft
-    before: tuple[ChatMessage, ...]
-    """The stand-in of the context."""
-    answer: ChatMessage | None
-    """The stand-in of the answer that the model gave to it; its ids are kept as emitted."""
-    new: Sequence[ChatMessage]
-    earlier: Variables
-    """Those that the context was rendered with."""
-    kept: ThoughtsKept
+    ``before``: the stand-in of the context. ``answer``: the stand-in of the answer that the model gave to it;
+    its ids are kept as emitted. ``earlier``: the variables that the context was rendered with.
+    """
+
+    def __init__(
+        self,
+        probed: ProbedTemplate,
+        draft: Draft,
+        before: tuple[ChatMessage, ...],
+        answer: ChatMessage | None,
+        new: Sequence[ChatMessage],
+        earlier: Variables,
+        kept: ThoughtsKept,
+    ) -> None:
+        self.probed, self.draft, self.kept = probed, draft, kept
+        self.before, self.answer, self.new, self.earlier = before, answer, new, earlier
+        self.messages = [*before, *([answer] if answer else []), *new]
+
+    @cached_property
+    def whole(self) -> str:
+        """What the template writes for all messages."""
+        return self.draft.write(self.messages)
+
+    @cached_property
+    def answered(self) -> str:
+        """The prompt that the model answered, as the template wrote it."""
+        return self.draft.write(self.before, prompt=True, variables=self.earlier)
 
     def written(self) -> tuple[str, str | None]:
         """The text of the new messages, and what then opens the assistant turn; None for the latter if it is
         inseparable from the former. Raises ``CannotAppend``, or ``InvalidRequest`` of the template."""
-        if self.kept == "turn" and in_current_turn(self._messages()) != self._messages():
+        if self.kept == "turn" and in_current_turn(self.messages) != self.messages:
             raise CannotAppend(ASKED_TO_DROP)
         if self.answer is not None and self._keeps_dropped_thoughts():
-            before = tuple(map(without_thoughts, self.before))
-            return structs.replace(self, before=before, answer=without_thoughts(self.answer))._difference(
-                keeps_dropped=True
-            )
+            before, answer = tuple(map(without_thoughts, self.before)), without_thoughts(self.answer)
+            bare = Addition(self.probed, self.draft, before, answer, self.new, self.earlier, self.kept)
+            return bare._difference(keeps_dropped=True)
         return self._difference(keeps_dropped=False)
 
     def _difference(self, *, keeps_dropped: bool) -> tuple[str, str | None]:
         """``keeps_dropped``: thoughts were taken from the messages, and stay in the context."""
-        draft, messages = self.draft, self._messages()
-        whole, opened = draft.write(messages), draft.write(messages, prompt=True)
+        draft, whole = self.draft, self.whole
+        opened = draft.opened(self.messages, whole)
         prompt = draft.rest(whole, opened)
         if prompt is None:
             whole = opened
         if self.answer is not None:
             return self._after_answer(self.answer, whole, keeps_dropped=keeps_dropped), prompt
         return draft.require_rest(draft.write(self.before, variables=self.earlier), whole), prompt
-
-    def _messages(self) -> list[ChatMessage]:
-        return [*self.before, *([self.answer] if self.answer else []), *self.new]
 
     def _keeps_dropped_thoughts(self) -> bool:
         """Whether thoughts stay in the context that the template drops once the new messages follow.
@@ -410,15 +424,17 @@ class Addition(Struct, frozen=True):
             return False
         if self.kept == "all":
             return True
-        written = draft.count_thoughts(draft.write(self.before, prompt=True, variables=self.earlier))
+        written = draft.count_thoughts(self.answered)
         expected = max(written, loop_thoughts(self.before)) + bool(answer.thoughts)
-        if draft.count_thoughts(draft.write(self._messages())) >= expected:
+        if draft.count_thoughts(self.whole) >= expected:
             return False
         # Formats without marks of thoughts: those of an answer are no part of its ids.
         in_loop = LOOP_THOUGHTS in probed.chain_choices or not probed.output_format.think_close
         if not in_loop or any(message.role != "tool" for message in self.new):
             raise CannotAppend(DROPS_THOUGHTS)
-        if draft.count_thoughts(draft.write(self._messages(), variables=self.earlier)) >= expected:
+        if self.earlier == draft.variables:
+            return True
+        if draft.count_thoughts(draft.write(self.messages, variables=self.earlier)) >= expected:
             raise CannotAppend(EFFORT_CHANGED)
         return True
 
@@ -433,8 +449,7 @@ class Addition(Struct, frozen=True):
             raise CannotAppend(REWRITES_EARLIER)  # the outputs of the first calls stand before the last call
         mark = draft.guard.text(LAST_CALL_PLACEHOLDER if answer.calls else TEXT_PLACEHOLDER)
         at = whole.rfind(mark)
-        start = draft.write(self.before, prompt=True, variables=self.earlier)
-        kept = draft.kept(start, whole[: max(at, 0)])
+        kept = draft.kept(self.answered, whole[: max(at, 0)])
         if kept is None or (not keeps_dropped and not kept <= {*probed.chain_choices}):
             raise CannotAppend(REWRITES_EARLIER)
         if any(message.role == "system" for message in self.new):

@@ -56,8 +56,8 @@ class ControlTokenFinder:
         self._longest = max(map(len, tokens), default=0)
         self._joined = "\n".join(tokens)
         self.reserved = _private_characters(source + self._joined)
-        self.intact = {text: text for text in known if not self.breaks(text)}
-        """Known texts that are not broken."""
+        self.intact = {text: text for text in (*known, *_SCHEMA_WORDS) if not self.breaks(text)}
+        """Known texts, and words of tool definitions, that are not broken."""
 
     def split(self, text: str) -> list[Piece]:
         """Split a text at the control tokens that it spells. Of several at one place, the longest counts."""
@@ -75,6 +75,9 @@ class ControlTokenFinder:
     def _matches(self, pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
         """Like ``pattern.finditer(text)``, but searches a long text in steps, because ``re`` keeps the GIL
         during a search."""
+        return pattern.finditer(text) if len(text) <= _STEP_CHARS else self._in_steps(pattern, text)
+
+    def _in_steps(self, pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
         at = 0
         while at < len(text):
             end = at + _STEP_CHARS
