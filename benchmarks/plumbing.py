@@ -37,9 +37,9 @@ from aiohttp import WSMsgType, web
 from common import Process, keep, started
 from engine_overhead import TOOL, output_text, write_tokenizer
 
-from slipring.commands.bench.client.contexts import Context
 from slipring.commands.bench.client.exchange import FIRST_TOKENS, Event, TurnExchange
 from slipring.commands.bench.client.transports import Access, Transport
+from slipring.commands.bench.client.turn_requests import Context
 from slipring.commands.bench.measure.modes import MODES
 from slipring.commands.bench.workloads.prose import INSTRUCTIONS
 from slipring.commands.bench.workloads.tools import CODING_TOOLS

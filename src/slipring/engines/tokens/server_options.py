@@ -58,7 +58,7 @@ class TokenServerOptions(UpstreamOptions):
         choices=("auto", "on", "off"),
     )
     max_sessions: int = option(
-        64, "sessions open at once; at most half of the requests that the server runs at once"
+        256, "sessions open at once; at most half of the requests that the server runs at once"
     )
     session_idle_s: float = option(600.0, "seconds after which an idle session is closed", least=1)
 

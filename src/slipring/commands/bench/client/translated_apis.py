@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from slipring.commands.bench.client.contexts import Context
 from slipring.commands.bench.client.exchange import Event, Fields, TurnExchange, TurnFailed, refusal
+from slipring.commands.bench.client.turn_requests import Context
 from slipring.commands.bench.workloads.plan import Item, text_of
 
 _MAX_TOKENS = 4096

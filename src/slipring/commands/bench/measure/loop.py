@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from msgspec import Struct
 
 from slipring.commands.bench import results
-from slipring.commands.bench.client.contexts import KEEP_REASONING, Context
 from slipring.commands.bench.client.exchange import (
     FIRST_TOKENS,
     TERMINAL,
@@ -23,6 +22,7 @@ from slipring.commands.bench.client.exchange import (
     TurnFailed,
 )
 from slipring.commands.bench.client.transports import Transport
+from slipring.commands.bench.client.turn_requests import KEEP_REASONING, Context
 from slipring.commands.bench.measure.modes import Mode
 from slipring.commands.bench.subject.processes import Meter
 from slipring.commands.bench.verification import (

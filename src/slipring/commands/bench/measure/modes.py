@@ -6,7 +6,6 @@ from msgspec import Struct, structs
 
 from slipring.commands.bench import results
 from slipring.commands.bench.client import translated_apis
-from slipring.commands.bench.client.contexts import Chain, Context, FullHistory, Rollout
 from slipring.commands.bench.client.transports import (
     Access,
     Api,
@@ -16,6 +15,7 @@ from slipring.commands.bench.client.transports import (
     TranslatedTransport,
     Transport,
 )
+from slipring.commands.bench.client.turn_requests import Chain, Context, FullHistory, Rollout
 from slipring.commands.bench.workloads.plan import Item
 
 

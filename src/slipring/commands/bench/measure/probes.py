@@ -9,7 +9,6 @@ import msgspec
 from msgspec import Struct
 
 from slipring.commands.argument_parser import CommandFailed
-from slipring.commands.bench.client.contexts import KEEP_REASONING, Chain, Context
 from slipring.commands.bench.client.exchange import (
     PAUSE,
     TIMING,
@@ -21,6 +20,7 @@ from slipring.commands.bench.client.exchange import (
     TurnFailed,
 )
 from slipring.commands.bench.client.transports import Access, Transport, connection_error, refused
+from slipring.commands.bench.client.turn_requests import KEEP_REASONING, Chain, Context
 from slipring.commands.bench.measure.modes import Mode
 from slipring.commands.bench.verification import find_digest
 from slipring.commands.bench.workloads.plan import message
