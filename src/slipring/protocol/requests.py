@@ -210,22 +210,15 @@ class CreateRequest(Struct, dict=True):
         items: tuple[Item, ...] = self.__dict__.get("items", ())
         return items
 
-    @cached_property
-    def content_digests(self) -> tuple[bytes, ...]:
-        """The digests of ``items``, computed on first access. Those of sealed items have no meaning."""
-        return tuple(map(content_digest, self.items))
-
     def read_ahead(self, *, digests: bool, known: Known) -> None:
         """Decode the items now with their pictures, and compute their digests if these are wanted. ``known``:
         as for ``read_items``. Raises ``ApiError``."""
-        items = self.read_items(known)
-        for item in items:
+        for item in self.read_items(known):
             examine(item)
-        _ = self.pieces  # their bytes are hashed, and keep that
-        if digests:
-            _ = self.content_digests
-            for item in items:
+            if digests:
+                content_digest(item)
                 item_outline(item)
+        _ = self.pieces  # their bytes are hashed, and keep that
 
     @property
     def compared_id(self) -> str | None:
@@ -276,7 +269,7 @@ class ResentHistory(CreateRequest):
     token_bias: dict[int, float] | None = None
 
     def consist_of(self, pieces: Sequence[Piece]) -> None:
-        """Set the messages that ``input`` was translated from. A copy of the request has none."""
+        """Set the messages whose items are its input. A copy of the request has none."""
         self.__dict__[_PIECES] = tuple(pieces)
 
     @cached_property
