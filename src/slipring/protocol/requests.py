@@ -19,7 +19,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from slipring.base.errors import InvalidJson, InvalidStreamId, UnsupportedParameter
 from slipring.protocol import wire
-from slipring.protocol.items.item_digests import content_digest, item_outline
+from slipring.protocol.items.item_digests import item_outline
 from slipring.protocol.items.item_pictures import examine
 from slipring.protocol.items.items import MOST_ITEMS, Effort, Item, read_input, read_items
 from slipring.protocol.tools.grammars_and_schemas import Definitions
@@ -211,14 +211,13 @@ class CreateRequest(Struct, dict=True):
         return items
 
     def read_ahead(self, *, digests: bool, known: Known) -> None:
-        """Decode the items now with their pictures, and compute their digests if these are wanted. ``known``:
-        as for ``read_items``. Raises ``ApiError``."""
+        """Decode the items now with their pictures, and compute their digests if these are wanted. What is
+        worked out is kept with an item that is sent again. ``known``: as for ``read_items``. Raises
+        ``ApiError``."""
         for item in self.read_items(known):
             examine(item)
             if digests:
-                content_digest(item)
                 item_outline(item)
-        _ = self.pieces  # their bytes are hashed, and keep that
 
     @property
     def compared_id(self) -> str | None:
