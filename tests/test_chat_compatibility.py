@@ -199,7 +199,7 @@ def _translation(fields: Json) -> tuple[Any, ...]:
     given = dict(fields)
     messages = given.pop("messages", [USER])
     translation, create = translated(*messages, **given)
-    return create, translation.form, translation.streams
+    return create, create.items, translation.form, translation.streams
 
 
 @pytest.mark.parametrize("name", [name for name, row in FIELDS.items() if row.status != "refused"])

@@ -1,6 +1,6 @@
 """How far a token goes: the modules and the Python calls between the bytes of an engine's server and the
-frame that the client is sent, and the modules of a whole stored turn. Kept as ceilings, so that they cannot
-grow unseen.
+frame that the client is sent, the modules of a whole stored turn, and the calls for an item that is sent
+again. Kept as ceilings, so that they cannot grow unseen.
 
 Counted by a profile function, which sees every call of a Python function of slipring, comprehensions and
 resumed coroutines included: a coroutine that waits on behalf of another one, such as the handler of the
@@ -13,6 +13,8 @@ do does not count.
   response over a WebSocket: from the bytes of the create to the last event, with what follows it (the cache,
   the log, metrics, the live view), and with the row that the store writes. A module counts once, whether it
   does the turn's main work or answers that it has nothing to do. Modules that are only imported do not.
+- A call and its output in a history that is sent again and recognised: what a turn after 60 of them calls
+  more than one after 20, divided by 40. Loops that call nothing do not count.
 """
 
 import asyncio
@@ -49,9 +51,10 @@ class Ceiling(NamedTuple):
     token_modules: int
     token_calls: int
     turn_modules: int
+    resent_calls: int
 
 
-CEILINGS = {"vllm": Ceiling(8, 14, 84), "chat": Ceiling(6, 13, 68)}
+CEILINGS = {"vllm": Ceiling(8, 14, 84, 11), "chat": Ceiling(6, 13, 68, 11)}
 
 
 class Calls:
@@ -154,3 +157,38 @@ async def test_a_stored_turn_passes_few_modules(kind: str) -> None:
             turns.append(calls.modules)
     modules = set.intersection(*turns)
     assert len(modules) <= CEILINGS[kind].turn_modules, sorted(modules)
+
+
+def exchange(number: int) -> list[dict[str, str]]:
+    """A call, and its output."""
+    call_id = f"call_{number}"
+    call = {"type": "function_call", "call_id": call_id, "name": "look", "arguments": "{}"}
+    return [call, {"type": "function_call_output", "call_id": call_id, "output": f"found {number}"}]
+
+
+async def calls_of_resent_history(fake: FakeServer, socket: Socket, exchanges: int) -> Calls:
+    """The calls of a turn whose history was sent before, with so many exchanges."""
+    said = [{"role": "user", "content": f"look {exchanges} times"}]
+    history = said + [item for number in range(exchanges) for item in exchange(number)]
+    calls = Calls()
+    fake.script(Say(WORDS[:3]), Stop())
+    response = await socket.response(input=history, store=False)
+    fake.script(Say(WORDS[:3]), Stop())
+    with watched(calls):
+        again = [*history, *response["output"], {"role": "user", "content": "go on"}]
+        await socket.response(input=again, store=False)
+    return calls
+
+
+@pytest.mark.parametrize("kind", FAKES)
+async def test_an_item_that_is_sent_again_takes_few_calls(kind: str) -> None:
+    async with without_timers(kind) as (fake, socket):
+        await calls_of_resent_history(fake, socket, 1)
+        few, many = [await calls_of_resent_history(fake, socket, count) for count in (FEW, MANY)]
+    count = MANY - FEW
+    made = {
+        name: round(more / count)
+        for name, more in (many.made - few.made).items()
+        if more > count // 2 and not name.startswith(OF_FAKES)
+    }
+    assert sum(made.values()) <= CEILINGS[kind].resent_calls, sorted(made.items())

@@ -11,6 +11,7 @@ from slipring.base.errors import ApiError, InvalidRequest
 from slipring.protocol.chat_completions.requests import ChatTranslation
 from slipring.protocol.endpoints.translation import Translation
 from slipring.protocol.events import Error
+from slipring.protocol.items.item_digests import content_digest
 from slipring.protocol.items.items import MOST_ITEMS, Item
 from slipring.protocol.messages.requests import MessagesTranslation
 from slipring.protocol.requests import NOTHING_KNOWN, Known, Piece, ResentHistory, read_pieces
@@ -93,7 +94,7 @@ def read(translation: Translation, history: list[Json], known: Known) -> tuple[o
         translation.error(Error.of(InvalidRequest("x", param=f"input[{at}]"))).body
         for at in range(len(items))
     ]
-    return (create.first_call, create.input, items, create.content_digests, places), create.pieces
+    return (create.first_call, items, list(map(content_digest, items)), places), create.pieces
 
 
 def check_same(make: Any, sent: list[list[Json]]) -> None:

@@ -155,9 +155,8 @@ class TimedEntries(TenantEntries[K, V]):
         until = self._until.get(tenant)
         if until is None:
             until = self._until[tenant] = {}
-        self._now, ends_at = now, now + self._duration_s
-        for key in added:
-            until[key] = ends_at
+        self._now = now
+        until.update(dict.fromkeys(added, now + self._duration_s))
         self._keep(tenant, added)
 
     def _shrink(self, room_bytes: int) -> None:

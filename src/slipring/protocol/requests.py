@@ -19,7 +19,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from slipring.base.errors import InvalidJson, InvalidStreamId, UnsupportedParameter
 from slipring.protocol import wire
-from slipring.protocol.items.item_digests import content_digest, item_outline
+from slipring.protocol.items.item_digests import item_outline
 from slipring.protocol.items.item_pictures import examine
 from slipring.protocol.items.items import MOST_ITEMS, Effort, Item, read_input, read_items
 from slipring.protocol.tools.grammars_and_schemas import Definitions
@@ -210,21 +210,13 @@ class CreateRequest(Struct, dict=True):
         items: tuple[Item, ...] = self.__dict__.get("items", ())
         return items
 
-    @cached_property
-    def content_digests(self) -> tuple[bytes, ...]:
-        """The digests of ``items``, computed on first access. Those of sealed items have no meaning."""
-        return tuple(map(content_digest, self.items))
-
     def read_ahead(self, *, digests: bool, known: Known) -> None:
-        """Decode the items now with their pictures, and compute their digests if these are wanted. ``known``:
-        as for ``read_items``. Raises ``ApiError``."""
-        items = self.read_items(known)
-        for item in items:
+        """Decode the items now with their pictures, and compute their digests if these are wanted. What is
+        worked out is kept with an item that is sent again. ``known``: as for ``read_items``. Raises
+        ``ApiError``."""
+        for item in self.read_items(known):
             examine(item)
-        _ = self.pieces  # their bytes are hashed, and keep that
-        if digests:
-            _ = self.content_digests
-            for item in items:
+            if digests:
                 item_outline(item)
 
     @property
@@ -276,7 +268,7 @@ class ResentHistory(CreateRequest):
     token_bias: dict[int, float] | None = None
 
     def consist_of(self, pieces: Sequence[Piece]) -> None:
-        """Set the messages that ``input`` was translated from. A copy of the request has none."""
+        """Set the messages whose items are its input. A copy of the request has none."""
         self.__dict__[_PIECES] = tuple(pieces)
 
     @cached_property

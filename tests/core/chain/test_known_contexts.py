@@ -12,8 +12,7 @@ from slipring.core.chain.resent_history import (
     start_key,
 )
 from slipring.core.chain.state import Position, echoed_bytes
-from slipring.protocol.items.item_digests import content_digest
-from slipring.protocol.items.items import Item, user_message
+from slipring.protocol.items.items import Item, opened_with, user_message
 from tests.core.connection import node
 
 HEAD = Head("Be brief.")
@@ -206,9 +205,16 @@ def test_digests_are_the_same_however_items_are_spread_over_turns():
     items = [user_message(text) for text in ("a", "b", "c")]
     sealed = Item(type="compaction", raw=b"{}", opened=(items[1], items[2]))
     whole = extended_digest(NOTHING_YET, items)
-    assert boundary_digests(NOTHING_YET, items, {})[-1] == whole
-    assert boundary_digests(extended_digest(NOTHING_YET, items[:1]), items[1:], {})[-1] == whole
-    assert boundary_digests(NOTHING_YET, [items[0], sealed], {})[-1] == whole
-    digested = {id(item): content_digest(item) for item in items}
-    assert boundary_digests(NOTHING_YET, items, digested)[-1] == whole
-    assert len(set(boundary_digests(NOTHING_YET, items, {}))) == 3
+    assert boundary_digests(NOTHING_YET, items)[-1] == whole
+    assert boundary_digests(extended_digest(NOTHING_YET, items[:1]), items[1:])[-1] == whole
+    assert boundary_digests(NOTHING_YET, [items[0], sealed])[-1] == whole
+    assert boundary_digests(NOTHING_YET, items)[-1] == whole, "also when they were digested before"
+    assert len(set(boundary_digests(NOTHING_YET, items))) == 3
+
+
+def test_an_item_is_digested_again_in_another_place_and_when_it_stands_for_others():
+    first, other, again = (user_message(text) for text in ("a", "b", "c"))
+    boundary_digests(NOTHING_YET, [first, again])
+    assert boundary_digests(NOTHING_YET, [other, again])[-1] == extended_digest(NOTHING_YET, [other, again])
+    opened = opened_with(again, (other,))
+    assert boundary_digests(NOTHING_YET, [first, opened]) == boundary_digests(NOTHING_YET, [first, other])

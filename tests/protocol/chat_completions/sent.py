@@ -27,10 +27,12 @@ def create(*messages: Json, **fields: Any) -> CreateRequest:
 
 def items(*messages: Json, **fields: Any) -> list[Json]:
     """The items that the messages of a request become."""
-    request = create(*messages, **fields)
-    request.read_items({})  # valid
-    found: list[Json] = json.loads(bytes(request.input))  # type: ignore[arg-type]
-    return found
+    return [json.loads(raw) for raw in written(*messages, **fields)]
+
+
+def written(*messages: Json, **fields: Any) -> list[bytes]:
+    """The same as they are written."""
+    return [item.raw for item in create(*messages, **fields).items]
 
 
 def refusal(*messages: Json, **fields: Any) -> ApiError:

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from slipring.protocol.chat_completions.history import History
-from slipring.protocol.items.items import read_input
+from slipring.protocol.requests import read_pieces
 from slipring.protocol.wire import raw
-from tests.protocol.chat_completions.sent import USER, Json, create, items, refusal
+from tests.protocol.chat_completions.sent import USER, Json, items, refusal, written
 
 PIXEL = "data:image/png;base64,AAAA"
 
@@ -29,9 +29,9 @@ def test_a_message_is_an_item_with_its_role(role: str) -> None:
 
 @pytest.mark.parametrize("role", ["system", "user", "assistant"])
 def test_text_is_the_same_as_a_string_or_as_parts_in_any_order_of_fields(role: str) -> None:
-    string = create({"role": role, "content": "one two"}).input
+    string = written({"role": role, "content": "one two"})
     parts = [{"type": "text", "text": "one "}, {"text": "two", "type": "text", "cache_control": {}}]
-    assert create({"content": parts, "role": role, "name": "ann"}).input == string
+    assert written({"content": parts, "role": role, "name": "ann"}) == string
 
 
 def test_images_and_files_keep_their_place_among_the_parts() -> None:
@@ -71,14 +71,14 @@ def test_an_answer_is_its_thought_its_text_and_its_calls() -> None:
 def test_a_thought_is_read_from_either_field_once() -> None:
     both = {"role": "assistant", "content": "x", "reasoning": "other", "reasoning_content": "hm"}
     other = {"role": "assistant", "content": "x", "reasoning": "hm", "reasoning_content": ""}
-    assert create(USER, both).input == create(USER, other).input
+    assert written(USER, both) == written(USER, other)
 
 
 @pytest.mark.parametrize("content", [None, "", []])
 def test_an_answer_without_text_is_its_calls_alone(content: Any) -> None:
     message = {"role": "assistant", "content": content, "tool_calls": [call("a")]}
     absent = {"role": "assistant", "tool_calls": [call("a")], "refusal": None, "function_call": None}
-    assert create(USER, message, result("a")).input == create(USER, absent, result("a")).input
+    assert written(USER, message, result("a")) == written(USER, absent, result("a"))
 
 
 def test_refusals_are_read_from_their_field_and_from_parts() -> None:
@@ -91,11 +91,9 @@ def test_refusals_are_read_from_their_field_and_from_parts() -> None:
 
 
 def test_ids_that_a_client_renames_or_leaves_out_change_nothing() -> None:
-    def history(ids: list[str | None]) -> bytes:
+    def history(ids: list[str | None]) -> list[bytes]:
         calls = [call(each) for each in ids]
-        return bytes(
-            create(USER, {"role": "assistant", "tool_calls": calls}, *map(result, ids)).input  # type: ignore[arg-type]
-        )
+        return written(USER, {"role": "assistant", "tool_calls": calls}, *map(result, ids))
 
     assert history(["a", "b"]) == history(["renamed", "too"]) == history([None, None])
 
@@ -225,6 +223,6 @@ def test_too_many_messages_are_refused() -> None:
 def test_many_open_calls_are_answered_in_linear_time() -> None:
     calls = {"role": "assistant", "tool_calls": [call(str(number)) for number in range(9_000)]}
     results = [result(str(number)) for number in range(9_000)]
-    found = read_input(History(raw([USER, calls, *results])).items)
+    found = read_pieces(History(raw([USER, calls, *results])).pieces)
     assert [item.call_id for item in found[1:3]] == ["call_0", "call_1"]
     assert json.loads(found[-1].raw)["call_id"] == "call_8999"

@@ -26,6 +26,7 @@ from slipring.protocol.items.items import (
     plain_text,
     read_input,
     read_item,
+    shown,
     user_message,
     with_id,
 )
@@ -374,6 +375,9 @@ def test_a_context_has_the_content_of_sealed_items() -> None:
     one, two = user_message("one"), user_message("two")
     sealed = Item(type="compaction", raw=b"{}", opened=(one, two))
     assert list(in_context([sealed, two])) == [one, two, two]
+    assert shown((sealed, two)) == (one, two, two)
+    plain = one, two
+    assert shown(plain) is plain
 
 
 def test_the_last_compaction_is_the_newest_one() -> None:

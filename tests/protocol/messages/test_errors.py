@@ -13,8 +13,9 @@ from slipring.protocol.messages.history import Place
 def fields() -> Fields:
     fields = Fields()
     # A text, a message of two blocks, a call, its result.
-    fields.items = [Place(0, ()), Place(2, (1, 1, 3)), Place(3, (0,)), Place(4, (2,))]
-    fields.items.append(Place(4, (2,), ("tools[7]", "messages[4].content[0].tool.definition")))
+    places = [Place(0, ()), Place(2, (1, 1, 3)), Place(3, (0,)), Place(4, (2,))]
+    places.append(Place(4, (2,), ("tools[7]", "messages[4].content[0].tool.definition")))
+    fields.places = lambda: places
     fields.tools = ["tools[1]", "mcp_servers[0]"]
     return fields
 

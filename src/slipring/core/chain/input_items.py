@@ -28,6 +28,7 @@ from slipring.protocol.items.items import (
     computed_once,
     in_context,
     may_have_images,
+    shown,
 )
 from slipring.protocol.tools.grammars_and_schemas import Definitions
 from slipring.protocol.tools.toolset import CallableTool, Toolset, merged
@@ -84,8 +85,8 @@ def join(
     With ``complete``, a response will be generated next, so every required call must have its output.
     ``definitions`` collects grammars and bounds schemas; None for items that were accepted before.
     """
-    before = _with_hosted_items_and_pictures(before, items)
     types = {item.type for item in items}
+    before = _with_hosted_items_and_pictures(before, items, types)
     if types.isdisjoint(_RELEVANT):
         if complete:
             _require_answers(before.open_calls)
@@ -129,14 +130,14 @@ def after_output(carry: Carry, output: tuple[Item, ...], *, cut_off: bool = Fals
         for item in output
         if item.call_id is not None and item.type in _CALLS
     }
-    carry = _with_hosted_items_and_pictures(carry, output)
+    carry = _with_hosted_items_and_pictures(carry, output, {item.type for item in output})
     return structs.replace(carry, open_calls={**carry.open_calls, **calls}) if calls else carry
 
 
-def _with_hosted_items_and_pictures(carry: Carry, items: tuple[Item, ...]) -> Carry:
-    if not hosted_items_in_context.HOSTED.isdisjoint([item.type for item in items]):
+def _with_hosted_items_and_pictures(carry: Carry, items: tuple[Item, ...], types: set[str]) -> Carry:
+    if not hosted_items_in_context.HOSTED.isdisjoint(types):
         carry = hosted_items_in_context.carried(carry, items)
-    bearing = [item for item in in_context(items) if may_have_images(item)]
+    bearing = list(filter(may_have_images, shown(items)))
     if not bearing:
         return carry
     attached = frozenset(carry.attached).union(*map(attachments, bearing))

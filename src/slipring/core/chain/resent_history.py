@@ -9,7 +9,7 @@
   one departs from them.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from msgspec import UNSET, Struct, structs
@@ -28,7 +28,7 @@ from slipring.protocol.items.item_digests import (
     joined_thoughts_digest,
     outlined_field,
 )
-from slipring.protocol.items.items import Item, in_context, last_compaction, may_be_models
+from slipring.protocol.items.items import Item, in_context, last_compaction, may_be_models, shown
 from slipring.protocol.requests import NOTHING_KNOWN, CreateRequest, Known, Piece
 from slipring.protocol.responses import Response
 from slipring.protocol.turn_report import Departure
@@ -190,33 +190,25 @@ def extended_digest(digest: bytes, items: Iterable[Item], *, with_thoughts: bool
     return digest
 
 
-def boundary_digests(
-    digest: bytes,
-    items: Sequence[Item],
-    content_digests: Mapping[int, bytes],
-    *,
-    with_thoughts: bool = True,
-) -> list[bytes]:
+def boundary_digests(digest: bytes, items: Iterable[Item], *, with_thoughts: bool = True) -> list[bytes]:
     """The digests of a context after each of these items; ``digest`` is that of the context before them.
-    ``content_digests``: those of items that were digested before, by ``id()``. Without thoughts, these do not
-    change the digest."""
+    Without thoughts, these do not change the digest."""
     digests: list[bytes] = []
     for item in items:
-        if not with_thoughts and is_thought(item):
-            digests.append(digest)
-            continue
-        content = content_digests.get(id(item)) if item.opened is None else None
-        digest = extended_digest(digest, (item,)) if content is None else _digest_after(digest, item, content)
+        if with_thoughts or not is_thought(item):
+            digest = _digest_after(digest, item)
         digests.append(digest)
     return digests
 
 
-def _digest_after(digest: bytes, item: Item, content: bytes) -> bytes:
-    """The digest of a context after an item. Kept with the item: in a history that is sent again, the same
-    items come before it."""
+def _digest_after(digest: bytes, item: Item) -> bytes:
+    """The digest of a context after an item. Kept with an item that stands for itself: in a history that is
+    sent again, the same items come before it."""
+    if item.opened is not None:
+        return extended_digest(digest, (item,))
     kept: tuple[bytes, bytes] | None = item.__dict__.get(_AFTER)
     if kept is None or kept[0] != digest:
-        kept = item.__dict__[_AFTER] = digest, digest_of(digest + content)
+        kept = item.__dict__[_AFTER] = digest, digest_of(digest + content_digest(item))
     return kept[1]
 
 
@@ -479,8 +471,7 @@ class Recognition:
     def _digest_input(self, before: bytes, request: CreateRequest, items: tuple[Item, ...]) -> list[bytes]:
         """Digest the input; returns the digests of the context after each item."""
         self._input, self._with_thoughts = items, not request.restores_thoughts
-        sent = dict(zip(map(id, request.items), request.content_digests, strict=True))
-        digests = boundary_digests(before, items, sent, with_thoughts=self._with_thoughts)
+        digests = boundary_digests(before, items, with_thoughts=self._with_thoughts)
         self._input_digest = digests[-1] if digests else before
         return digests
 
@@ -490,7 +481,7 @@ class Recognition:
         match = self.match
         if match is None:
             return None
-        context = tuple(in_context(items[: self.items]))
+        context = shown(items[: self.items])
         answer_start = len(context) - match.answer_items
         if match.thoughts is not None:
             answer_start = _answer_start(context, match.answer_items)

@@ -4,7 +4,7 @@ Each step returns a complete value, which the turn's program sets: ``bind`` what
 ``prepare`` its response, ``plan`` its jobs.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from msgspec import UNSET, structs
 
@@ -36,7 +36,8 @@ from slipring.core.turn.steps.rollout import Rollout, require_possible
 from slipring.core.turn.steps.step_jobs import Steps
 from slipring.core.turn.turn import UNPLANNED, Bound, Draft, Inserted, Planned, Prepared, Turn
 from slipring.core.turn.turn_checks import TurnChecks
-from slipring.protocol.items.items import Item, may_have_images
+from slipring.protocol.items.item_digests import content_digest
+from slipring.protocol.items.items import Item, may_have_images, shown
 from slipring.protocol.requests import NOTHING_KNOWN, CreateRequest
 from slipring.protocol.responses import ConversationEcho, Response
 from slipring.protocol.tools.grammars_and_schemas import Definitions
@@ -150,10 +151,11 @@ def prepare(turn: Turn, shared: SessionState) -> tuple[Prepared, Planned]:
     """
     asked, bound, hosted = turn.asked, turn.bound, turn.hosted
     request, parent, generates = asked.request, bound.parent, not asked.request.warms_up
-    model, checks, items = _read_items(turn, shared)
+    types = {item.type for item in bound.input}  # opened items and placeholders keep theirs
+    model, checks, items = _read_items(turn, shared, types)
     response_id = shared.ports.mint("resp")
     compaction = None
-    if request.context_management is not None or TRIGGER in [item.type for item in items]:
+    if request.context_management is not None or TRIGGER in types:
         compaction = read_plan(request, items, model)
     if request.rollout:
         require_possible(request, compacts=compaction is not None)
@@ -163,7 +165,9 @@ def prepare(turn: Turn, shared: SessionState) -> tuple[Prepared, Planned]:
     if generates and parent is None:
         require_something(request, items)
     definitions = new_definitions(shared.limits, shared.ports.ignored_tools)
-    items, carry, calls = _read_input(turn, model, items, definitions, complete=generates and not alone)
+    items, carry, calls = _read_input(
+        turn, model, items, types, definitions, complete=generates and not alone
+    )
     settings = read_settings(request, carry, model, definitions, detached=asked.detached)
     policy = checks.policy if checks is not None else NO_POLICY
     rules = AttachmentRules(model.capabilities, shared.limits, policy)
@@ -177,8 +181,7 @@ def prepare(turn: Turn, shared: SessionState) -> tuple[Prepared, Planned]:
     choice = (ToolChoice.passed_on if passes_on else ToolChoice.read)(request.tool_choice)
     brought = definitions.copy() if hosted.awaited else definitions
     draft = Draft(response_id, model, items, settings, choice, compaction, brought, rules)
-    open_carry = OpenCarry(carry)
-    planned = UNPLANNED
+    open_carry, planned = OpenCarry(carry), UNPLANNED
     if hosted.awaited:
         head = Head.read(request, _known_head(bound, parent, carry), definitions)
         choice.require_possible(merged(head.tools.callables, carry.tools), hosted.awaited)
@@ -192,19 +195,21 @@ def prepare(turn: Turn, shared: SessionState) -> tuple[Prepared, Planned]:
     return Prepared(draft, response, head, open_carry, checks, definitions.grammars), planned
 
 
-def _read_items(turn: Turn, shared: SessionState) -> tuple[Model, TurnChecks | None, tuple[Item, ...]]:
+def _read_items(
+    turn: Turn, shared: SessionState, types: Collection[str]
+) -> tuple[Model, TurnChecks | None, tuple[Item, ...]]:
     """The model of a turn, its checks, and the items of its input: sealed items opened, and placeholders for
-    what the checks have refused before."""
+    what the checks have refused before. ``types``: of these items."""
     asked, bound, ports = turn.asked, turn.bound, shared.ports
     items = bound.input
-    if not sealed_items.TYPES.isdisjoint([item.type for item in items]):
+    if not sealed_items.TYPES.isdisjoint(types):
         items = sealed_items.opened(items, ports.seal, asked.tenant)
     model = shared.models.find(asked.request.model)
     policy = _policy(turn, shared, model)
     if not policy.checks:
         return model, None, items
     checks = TurnChecks(policy, ports.verdicts, asked.tenant)
-    digests = dict(zip(map(id, asked.request.items), asked.request.content_digests, strict=True))
+    digests = {id(item): content_digest(item) for item in asked.request.items}
     return model, checks, checks.items.withhold(bound.parent, items, digests)
 
 
@@ -216,14 +221,20 @@ def _policy(turn: Turn, shared: SessionState, model: Model) -> Policy:
 
 
 def _read_input(
-    turn: Turn, model: Model, items: tuple[Item, ...], definitions: Definitions, *, complete: bool
+    turn: Turn,
+    model: Model,
+    items: tuple[Item, ...],
+    types: Collection[str],
+    definitions: Definitions,
+    *,
+    complete: bool,
 ) -> tuple[tuple[Item, ...], Carry, HostedCalls | None]:
     """Read the input, and offer the hosted tools of the request. Returns the input as the model reads it, the
-    carry of the context with it, and the hosted calls of the response if it may make any. ``complete``: one
-    will be generated."""
+    carry of the context with it, and the hosted calls of the response if it may make any. ``types``: of the
+    items; ``complete``: a response will be generated."""
     request, hosted, before = turn.asked.request, turn.hosted, input_items.carried(turn.bound.parent)
     read = items
-    are_hosted = before.approvals or any(item.opened is not None or item.type in HOSTED for item in items)
+    are_hosted = before.approvals or not HOSTED.isdisjoint(types) or shown(items) is not items
     if are_hosted and not model.runs_hosted_tools:
         read = hosted.read_input(before, items, complete=complete)
     carry = input_items.join(before, items, complete=complete, definitions=definitions)

@@ -39,7 +39,7 @@ from slipring.core.turn.turn_checks import TurnChecks
 from slipring.protocol import events
 from slipring.protocol.events import Event
 from slipring.protocol.items.hosted_items import error_text
-from slipring.protocol.items.items import Item, in_context
+from slipring.protocol.items.items import Item, shown
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.responses import Response
 from slipring.protocol.tools.grammars_and_schemas import Compilable, Definitions
@@ -312,7 +312,7 @@ class Turn:
         """The input of the first job: what its parent left unread, and the request's items, as the model
         reads them."""
         left = self.bound.parent.unread if self.bound.parent is not None else ()
-        return (*left, *in_context(items[self.recognition.items :]))
+        return (*left, *shown(items[self.recognition.items :]))
 
     @property
     def is_listing(self) -> bool:

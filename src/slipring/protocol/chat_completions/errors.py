@@ -73,14 +73,15 @@ class Places:
 
     def __init__(
         self,
-        items: Sequence[Place],
+        items: Callable[[], Sequence[Place]],
         tools: Sequence[Place],
         fields: Fields,
         sent_id: Callable[[int], str | None],
     ) -> None:
-        """``fields``: the core's names of other fields, and the client's. ``sent_id``: the client's id of the
-        call with a number."""
-        self._entries = {"input": items, "tools": tools}
+        """``items``: tells the places of all items. ``fields``: the core's names of other fields, and the
+        client's. ``sent_id``: the client's id of the call with a number."""
+        self._items = items
+        self._tools = tools
         self._fields = {"input": "messages", **fields}
         self._sent_id = sent_id
 
@@ -88,7 +89,7 @@ class Places:
         """The client's name of a field."""
         entry = _ENTRY.fullmatch(param)
         if entry is not None:
-            places, index = self._entries[entry[1]], int(entry[2])
+            places, index = self._items() if entry[1] == "input" else self._tools, int(entry[2])
             return places[index].named(entry[3]) if index < len(places) else self._fields.get(entry[1], param)
         if param.startswith(f"{_FORMAT}."):
             inner = param.removeprefix(f"{_FORMAT}.")

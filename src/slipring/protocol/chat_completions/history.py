@@ -228,14 +228,8 @@ class History:
         calls = tuple(self._calls[first_call:])
         return Piece(key, tuple(self._items), _Note(tuple(self._places), calls, first_call, self._result))
 
-    @property
-    def items(self) -> Raw:
-        """The ``input`` of a create request."""
-        return Raw(b"[" + b",".join([item for piece in self.pieces for item in piece.json]) + b"]")
-
-    @property
     def places(self) -> list[Place]:
-        """Where each item stands in the request."""
+        """Where each item stands in the request. Worked out for errors only."""
         return [
             Place(f"messages[{index}]{below}", fields)
             for index, piece in enumerate(self.pieces)
@@ -285,7 +279,7 @@ class History:
         if call.type == "custom" or (call.type is None and function is None and custom is not None):
             if custom is None:
                 raise wire.explain("Object missing required field `custom`", message + below)
-            call_id = self._open(_Call(call.id, custom.name, is_custom=True))
+            call_id = numbered_call(self._open(_Call(call.id, custom.name, is_custom=True)))
             called = {"call_id": call_id, "name": custom.name, "input": custom.input}
             self._add({"type": "custom_tool_call", **called}, below, CUSTOM_CALL)
             return
@@ -296,15 +290,16 @@ class History:
     def _add_function_call(
         self, sent_id: str | None, function: CalledFunction, below: str, fields: Fields
     ) -> None:
-        call_id = self._open(_Call(sent_id, function.name, is_custom=False))
+        call_id = numbered_call(self._open(_Call(sent_id, function.name, is_custom=False)))
         called = {"call_id": call_id, "name": function.name, "arguments": function.arguments}
         self._add({"type": "function_call", **called}, below, fields)
 
-    def _open(self, call: _Call) -> str:
+    def _open(self, call: _Call) -> int:
+        """A call waits for its result. Returns its number."""
         number = len(self._calls)
         self._calls.append(call)
         self._open_calls.add(number, call)
-        return numbered_call(number)
+        return number
 
     def _add_output(self, message: ChatMessage, where: str) -> None:
         content = _content(_required(message, where), where)

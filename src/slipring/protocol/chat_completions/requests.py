@@ -383,7 +383,7 @@ def _named(tool: ChatNamedTool, where: str) -> NamedTool:
 
 
 _LOGPROBS = "message.output_text.logprobs"
-_NO_PLACES = Places((), (), {}, lambda number: None)
+_NO_PLACES = Places(lambda: (), (), {}, lambda number: None)
 
 
 class ChatTranslation(Translation):
@@ -502,7 +502,6 @@ def _create(sent: ChatRequest, history: History, offer: ToolOffer) -> ResentHist
     return ResentHistory(
         first_call=history.call_count,
         model=sent.model,
-        input=history.items,
         tools=offer.tools,
         tool_choice=offer.choice,
         # An answer has one ``function_call`` at most.

@@ -254,6 +254,7 @@ def attachments(item: Item) -> frozenset[str]:
     return frozenset(found)
 
 
+@computed_once
 def examine(item: Item) -> None:
     """Work out what later looks at an item need, and keep it with the item. Takes time in proportion to the
     item: those of large requests are examined in the thread that decodes them."""
@@ -268,6 +269,7 @@ def examine(item: Item) -> None:
     may_be_models(item)
     raw_digest(item)
     data_spans(item)
+    hash(item.sent)  # by which it is known: bytes keep it
 
 
 def roles_in(attached: Iterable[str]) -> set[str]:

@@ -391,10 +391,11 @@ def computed_once(compute: Callable[[Item], T]) -> Callable[[Item], T]:
 
     @wraps(compute)
     def computed(item: Item) -> T:
-        kept = item.__dict__
-        if name not in kept:
-            kept[name] = compute(item)
-        value: T = kept[name]
+        value: T
+        try:  # costs nothing if it was computed before, as for all items of a history that is sent again
+            value = item.__dict__[name]
+        except KeyError:
+            value = item.__dict__[name] = compute(item)
         return value
 
     return computed
@@ -575,6 +576,14 @@ def in_context(items: Iterable[Item]) -> Iterator[Item]:
             yield item
         else:
             yield from item.opened
+
+
+def shown(items: tuple[Item, ...]) -> tuple[Item, ...]:
+    """``in_context``, for items of which seldom one is replaced: then they are what models see."""
+    for item in items:
+        if item.opened is not None:
+            return tuple(in_context(items))
+    return items
 
 
 def last_compaction(items: Sequence[Item]) -> int | None:

@@ -1,7 +1,7 @@
 """Errors in the shape of the Messages API, with the names of its own fields."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
@@ -52,8 +52,8 @@ class Fields:
     """The fields of one request."""
 
     def __init__(self) -> None:
-        self.items: list[Place] = []
-        """Where each item comes from."""
+        self.places: Callable[[], Sequence[Place]] = tuple
+        """Tells where each item comes from."""
         self.tools: list[str] = []
         """The field of each tool."""
         self.format = "output_config.format"
@@ -71,27 +71,29 @@ class Fields:
         where, number, field, part, rest = found.groups()
         index = int(number)
         if where == "input":
-            return self._in_item(index, field or "", part, rest) if index < len(self.items) else "messages"
+            places = self.places()
+            return _in_item(places[index], field or "", part, rest) if index < len(places) else "messages"
         if index >= len(self.tools):
             return "tools"
         inner = f"[{part}]" if part is not None else ""
         return _in_tool(self.tools[index], field or "", f"{inner}{rest}")
 
-    def _in_item(self, index: int, field: str, part: str | None, rest: str) -> str:
-        place = self.items[index]
-        message = f"messages[{place.message}].content"
-        if not place.blocks:
-            return dotted(message)
-        if field == "tools" and part is not None:
-            name, _, inner = rest.removeprefix(".").partition(".")
-            return _in_tool(place.tools[int(part)], name, f".{inner}" if inner else "")
-        if field == "content" and part is not None:
-            at = int(part)
-            block = place.blocks[at] if at < len(place.blocks) else place.blocks[-1]
-            return dotted(f"{message}[{block}]{_IN_PART.get(rest, rest)}")
-        if field == "content":
-            return dotted(f"{message}[{place.blocks[0]}]")
-        return dotted(f"{message}[{place.blocks[0]}].{_IN_ITEM.get(field, field)}".rstrip("."))
+
+def _in_item(place: Place, field: str, part: str | None, rest: str) -> str:
+    """The client's name for a field of the item at this place."""
+    message = f"messages[{place.message}].content"
+    if not place.blocks:
+        return dotted(message)
+    if field == "tools" and part is not None:
+        name, _, inner = rest.removeprefix(".").partition(".")
+        return _in_tool(place.tools[int(part)], name, f".{inner}" if inner else "")
+    if field == "content" and part is not None:
+        at = int(part)
+        block = place.blocks[at] if at < len(place.blocks) else place.blocks[-1]
+        return dotted(f"{message}[{block}]{_IN_PART.get(rest, rest)}")
+    if field == "content":
+        return dotted(f"{message}[{place.blocks[0]}]")
+    return dotted(f"{message}[{place.blocks[0]}].{_IN_ITEM.get(field, field)}".rstrip("."))
 
 
 def _in_tool(where: str, field: str, rest: str) -> str:

@@ -186,23 +186,13 @@ class History:
         )
         return Piece(key, tuple(self._items), note)
 
-    @property
-    def items(self) -> list[bytes]:
-        """The items as JSON."""
-        return [item for piece in self.pieces for item in piece.json]
-
-    @property
     def places(self) -> list[Place]:
-        """Where each item comes from."""
+        """Where each item comes from. Worked out for errors only."""
         return [
             Place(index, blocks, piece.note.added.get(number, ()))
             for index, piece in enumerate(self.pieces)
             for number, blocks in enumerate(piece.note.blocks)
         ]
-
-    @property
-    def input(self) -> Raw:
-        return Raw(b"[" + b",".join(self.items) + b"]")
 
     def _add(self, index: int, message: SentMessage) -> None:
         where = f"messages[{index}].content"

@@ -239,7 +239,6 @@ class MessagesTranslation(Translation):
         create = ResentHistory(
             first_call=history.call_count,
             model=request.model,
-            input=history.input,
             instructions=instructions_of(request.system),
             tools=tools.raw,
             tool_choice=tools.choice(request.tool_choice, loaded.offered, loaded.withdrawn),
@@ -262,7 +261,7 @@ class MessagesTranslation(Translation):
         assert create.include is not None
         create.include += [field for kind, field in _INCLUDED.items() if kind in tools.hosted]
         _identify(create, request)
-        self._fields.items, self._fields.tools = history.places, tools.places
+        self._fields.places, self._fields.tools = history.places, tools.places
         self._wishes = Wishes(
             max_tokens=request.max_tokens or 0,
             shows_thinking=shows,
