@@ -15,7 +15,7 @@ def fields() -> Fields:
     # A text, a message of two blocks, a call, its result.
     places = [Place(0, ()), Place(2, (1, 1, 3)), Place(3, (0,)), Place(4, (2,))]
     places.append(Place(4, (2,), ("tools[7]", "messages[4].content[0].tool.definition")))
-    fields.places = lambda: places
+    fields.place = dict(enumerate(places)).get
     fields.tools = ["tools[1]", "mcp_servers[0]"]
     return fields
 
