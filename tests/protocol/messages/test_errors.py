@@ -41,6 +41,8 @@ def fields() -> Fields:
         ("input[4].tools[0]", "tools.7"),
         ("input[4].tools[0].parameters", "tools.7.input_schema"),
         ("input[4].tools[1].parameters.type", "messages.4.content.0.tool.definition.input_schema.type"),
+        ("input[4].tools[2]", "messages.4.content.2.tools"),
+        ("input[3].tools[0].name", "messages.4.content.2.tools"),
         ("input[5].content", "messages"),
         ("tools", "tools"),
         ("tools[0].parameters", "tools.1.input_schema"),

@@ -84,7 +84,7 @@ def _in_item(place: Place, field: str, part: str | None, rest: str) -> str:
     message = f"messages[{place.message}].content"
     if not place.blocks:
         return dotted(message)
-    if field == "tools" and part is not None:
+    if field == "tools" and part is not None and int(part) < len(place.tools):
         name, _, inner = rest.removeprefix(".").partition(".")
         return _in_tool(place.tools[int(part)], name, f".{inner}" if inner else "")
     if field == "content" and part is not None:
