@@ -36,7 +36,7 @@ Metadata = Annotated[dict[_MetadataKey, _MetadataValue], Meta(max_length=16)]
 StopSequence = Annotated[str, Meta(min_length=1, max_length=256)]
 StopSequences = Annotated[list[StopSequence], Meta(max_length=16)]
 _PIECES = "messages"
-_PIECE_BYTES = 400
+_PIECE_BYTES = 600
 """A piece without its bytes and its items."""
 _STREAM_ID = re.compile(r"[A-Za-z0-9_.-]{1,256}")
 
