@@ -1,6 +1,8 @@
 """Messages that are sent again: translated once, and to the same items as without that."""
 
 import json
+import sys
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -179,3 +181,39 @@ def test_an_error_names_an_item_by_its_place_among_all() -> None:
     with pytest.raises(ApiError) as refusal:
         read_pieces([Piece(b"", (item, item), None), Piece(b"", (item, bad), None)])
     assert refusal.value.param == "input[3].content"
+
+
+def steps_of_error(translation: Translation, names: int) -> int:
+    """How many steps the interpreter takes for an error that names so many items."""
+    steps = 0
+
+    def count(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal steps
+        frame.f_trace_lines, frame.f_trace_opcodes = False, True
+        steps += event == "opcode"
+        return count
+
+    named = " ".join(["'input[7]'"] * names)
+    error = Error.of(InvalidRequest(f"The model {named} does not exist."))
+    before = sys.gettrace()
+    sys.settrace(count)
+    try:
+        translation.error(error)
+    finally:
+        sys.settrace(before)
+    return steps
+
+
+@pytest.mark.parametrize("make", [lambda: MessagesTranslation("req"), lambda: ChatTranslation("fp")])
+def test_an_item_that_an_error_names_is_not_looked_for_among_all(make: Any) -> None:
+    """Clients write what errors quote, such as the name of a model, and errors are written on the event
+    loop."""
+
+    def added_by_names(messages: int) -> int:
+        translation: Translation = make()
+        read(translation, [USER] * messages, NOTHING_KNOWN)
+        few, many = [steps_of_error(translation, names) for names in (2, 20)]
+        return many - few
+
+    added_by_names(10)  # what is kept of patterns
+    assert added_by_names(1000) == added_by_names(10) > 0

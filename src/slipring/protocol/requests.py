@@ -10,8 +10,10 @@ second time.
 """
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from itertools import accumulate
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_type_hints
 
 import msgspec
@@ -34,7 +36,7 @@ Metadata = Annotated[dict[_MetadataKey, _MetadataValue], Meta(max_length=16)]
 StopSequence = Annotated[str, Meta(min_length=1, max_length=256)]
 StopSequences = Annotated[list[StopSequence], Meta(max_length=16)]
 _PIECES = "messages"
-_PIECE_BYTES = 400
+_PIECE_BYTES = 600
 """A piece without its bytes and its items."""
 _STREAM_ID = re.compile(r"[A-Za-z0-9_.-]{1,256}")
 
@@ -134,6 +136,27 @@ def read_pieces(pieces: Iterable[Piece]) -> tuple[Item, ...]:
     if len(found) > MOST_ITEMS:
         raise wire.too_many(MOST_ITEMS, "input", "items")
     return tuple(found)
+
+
+class Origins:
+    """Which messages the items of a request come from. An error may name many items, and is written on the
+    event loop: nothing is worked out before one is named, and nothing of each item then."""
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        self._pieces = pieces
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        """How many items there are up to each message and with it."""
+        return list(accumulate(len(piece.json) for piece in self._pieces))
+
+    def find(self, item: int) -> tuple[int, Piece, int] | None:
+        """The message of the item with this index: its own index, itself, and which of its items that is.
+        None if there are fewer items."""
+        index = bisect_right(self._ends, item)
+        if index == len(self._ends):
+            return None
+        return index, self._pieces[index], item - (self._ends[index - 1] if index else 0)
 
 
 class CreateRequest(Struct, dict=True):

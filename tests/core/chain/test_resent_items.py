@@ -1,9 +1,18 @@
-"""Items that tenants sent lately: which are found, and for how long."""
+"""Items that tenants sent lately: which are found, for how long, and what they count for."""
 
+import gc
+import tracemalloc
+from collections.abc import Callable
+
+import pytest
 from msgspec import Raw
 
-from slipring.core.chain.resent_history import KnownItems
+from slipring.core.chain import input_items
+from slipring.core.chain.resent_history import NOTHING_YET, KnownItems, boundary_digests
+from slipring.protocol import wire
+from slipring.protocol.chat_completions.requests import ChatTranslation
 from slipring.protocol.items.items import Item, read_items
+from slipring.protocol.requests import CreateRequest, read_create
 
 LONG = 10.0
 
@@ -96,3 +105,51 @@ def test_keeps_within_its_bytes_at_the_cost_of_the_largest_tenant() -> None:
     assert small.raw in known.of("small")
     assert first.raw not in known.of("t")
     assert set(known.of("t")) == {second.raw, third.raw}
+
+
+EXCHANGES = 1000
+
+
+def resent_items() -> CreateRequest:
+    """A history of calls and outputs."""
+    sent: list[dict[str, str]] = []
+    for number in range(EXCHANGES):
+        call_id = f"call_{number}"
+        sent.append({"type": "function_call", "call_id": call_id, "name": "look", "arguments": "{}"})
+        sent.append({"type": "function_call_output", "call_id": call_id, "output": f"found {number}"})
+    return read_create(wire.encode({"type": "response.create", "input": sent}))
+
+
+def resent_messages() -> CreateRequest:
+    """The same by Chat Completions."""
+    sent: list[dict[str, object]] = []
+    for number in range(EXCHANGES):
+        call = {"id": f"call_{number}", "function": {"name": "look", "arguments": "{}"}}
+        sent.append({"role": "assistant", "tool_calls": [call]})
+        sent.append({"role": "tool", "tool_call_id": f"call_{number}", "content": f"found {number}"})
+    return ChatTranslation("fp").read(wire.encode({"messages": sent}))
+
+
+@pytest.mark.parametrize("resent", [resent_items, resent_messages])
+def test_small_items_take_little_more_memory_than_they_count_for(
+    resent: Callable[[], CreateRequest],
+) -> None:
+    """With all that a turn works out of them and keeps."""
+
+    def remembered() -> KnownItems:
+        known, request = KnownItems(LONG, 2**30), resent()
+        request.read_ahead(digests=True, known={})
+        input_items.join(input_items.NOTHING, request.items, complete=False)
+        boundary_digests(NOTHING_YET, request.items)
+        known.remember("t", request.pieces, 0.0)
+        return known
+
+    remembered()  # imports, and what decoders keep
+    gc.collect()
+    tracemalloc.start()
+    known = remembered()
+    gc.collect()
+    used_bytes = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert len(known) == 2 * EXCHANGES
+    assert used_bytes < 1.2 * known.used_bytes

@@ -15,7 +15,7 @@ def fields() -> Fields:
     # A text, a message of two blocks, a call, its result.
     places = [Place(0, ()), Place(2, (1, 1, 3)), Place(3, (0,)), Place(4, (2,))]
     places.append(Place(4, (2,), ("tools[7]", "messages[4].content[0].tool.definition")))
-    fields.places = lambda: places
+    fields.place = dict(enumerate(places)).get
     fields.tools = ["tools[1]", "mcp_servers[0]"]
     return fields
 
@@ -41,6 +41,8 @@ def fields() -> Fields:
         ("input[4].tools[0]", "tools.7"),
         ("input[4].tools[0].parameters", "tools.7.input_schema"),
         ("input[4].tools[1].parameters.type", "messages.4.content.0.tool.definition.input_schema.type"),
+        ("input[4].tools[2]", "messages.4.content.2.tools"),
+        ("input[3].tools[0].name", "messages.4.content.2.tools"),
         ("input[5].content", "messages"),
         ("tools", "tools"),
         ("tools[0].parameters", "tools.1.input_schema"),

@@ -8,7 +8,7 @@ from msgspec import Raw
 
 from slipring.base.errors import InvalidRequest
 from slipring.protocol.items.items import MOST_ITEMS
-from slipring.protocol.messages.history import History
+from slipring.protocol.messages.history import History, Place, Places
 from slipring.protocol.messages.tools import LoadedTools, Tools
 from slipring.protocol.requests import read_pieces
 
@@ -347,5 +347,6 @@ def test_each_call_has_one_result(messages: list[Json], param: str) -> None:
 
 
 def test_the_place_of_a_system_text_is_its_block() -> None:
-    (place,) = history({"role": "system", "content": [text(""), text("a")]}).places()
-    assert place.blocks == (1,)
+    places = Places(history({"role": "system", "content": [text(""), text("a")]}).pieces)
+    assert places.find(0) == Place(0, (1,))
+    assert places.find(1) is None

@@ -37,8 +37,10 @@ MOST_ITEMS = 4000
 """Of a history that is compared and kept."""
 NOTHING_YET = b""
 """The digest of a context without items."""
-_ITEM_BYTES = 200
-"""The entries of a known item, about 100 bytes, and what is computed only of items without a parent."""
+_ENTRY_BYTES = 150
+"""The entries of what was sent: under its bytes, and when it is dropped."""
+_COMPUTED_BYTES = 400
+"""What is computed of an item that is sent again, beyond what counts for every item: digests, an outline."""
 _HISTORY_BYTES = 400
 """A known history, without the outline of its items."""
 _CONTEXT_BYTES = 2000
@@ -74,9 +76,10 @@ class KnownItems(TimedEntries[bytes, Item | Piece]):
 
     def _hold(self, tenant: str, value: Item | Piece) -> int:
         if isinstance(value, Piece):
-            return value.size_bytes + _ITEM_BYTES
+            return value.size_bytes + len(value.json) * _COMPUTED_BYTES + _ENTRY_BYTES
         sent = value.sent
-        return value.size_bytes + (0 if sent is value.raw else len(sent)) + _ITEM_BYTES
+        spelled = 0 if sent is value.raw else len(sent)
+        return value.size_bytes + spelled + _COMPUTED_BYTES + _ENTRY_BYTES
 
     _release = _hold
 

@@ -73,14 +73,14 @@ class Places:
 
     def __init__(
         self,
-        items: Callable[[], Sequence[Place]],
+        item: Callable[[int], Place | None],
         tools: Sequence[Place],
         fields: Fields,
         sent_id: Callable[[int], str | None],
     ) -> None:
-        """``items``: tells the places of all items. ``fields``: the core's names of other fields, and the
-        client's. ``sent_id``: the client's id of the call with a number."""
-        self._items = items
+        """``item``: tells the place of the item with an index, if there is one. ``fields``: the core's names
+        of other fields, and the client's. ``sent_id``: the client's id of the call with a number."""
+        self._item = item
         self._tools = tools
         self._fields = {"input": "messages", **fields}
         self._sent_id = sent_id
@@ -89,12 +89,15 @@ class Places:
         """The client's name of a field."""
         entry = _ENTRY.fullmatch(param)
         if entry is not None:
-            places, index = self._items() if entry[1] == "input" else self._tools, int(entry[2])
-            return places[index].named(entry[3]) if index < len(places) else self._fields.get(entry[1], param)
+            place = self._item(int(entry[2])) if entry[1] == "input" else self._tool(int(entry[2]))
+            return self._fields.get(entry[1], param) if place is None else place.named(entry[3])
         if param.startswith(f"{_FORMAT}."):
             inner = param.removeprefix(f"{_FORMAT}.")
             return f"response_format.{inner if inner == 'type' else f'json_schema.{inner}'}"
         return self._fields.get(param, param)
+
+    def _tool(self, index: int) -> Place | None:
+        return self._tools[index] if index < len(self._tools) else None
 
     def renamed(self, error: ErrorBody) -> ErrorBody:
         """The error in the client's terms."""

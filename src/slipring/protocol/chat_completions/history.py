@@ -2,7 +2,7 @@
 
 The bytes of an item depend on the content of its message alone, so that a history that is sent again is
 recognised: text is the same as a string or as parts, ``null`` the same as an empty text, and calls are
-numbered, whatever ids a client gave them. ``places`` says where each item stands in the request. A message
+numbered, whatever ids a client gave them. ``place`` says where each item stands in the request. A message
 that is sent again in the same bytes is not translated again, if its calls and its result have the same
 numbers.
 """
@@ -35,7 +35,7 @@ from slipring.protocol.items.items import (
     Refusal,
     numbered_call,
 )
-from slipring.protocol.requests import NOTHING_KNOWN, Known, Piece
+from slipring.protocol.requests import NOTHING_KNOWN, Known, Origins, Piece
 from slipring.protocol.tools.client_tools import ImageDetail
 
 _API = b"chat "
@@ -193,6 +193,7 @@ class History:
         self._open_calls = _OpenCalls()
         self.pieces: list[Piece] = []
         """The messages."""
+        self._origins = Origins(self.pieces)
         self._items: list[bytes] = []
         self._places: list[tuple[str, Fields]] = []
         self._result: _Result | None = None
@@ -228,13 +229,14 @@ class History:
         calls = tuple(self._calls[first_call:])
         return Piece(key, tuple(self._items), _Note(tuple(self._places), calls, first_call, self._result))
 
-    def places(self) -> list[Place]:
-        """Where each item stands in the request. Worked out for errors only."""
-        return [
-            Place(f"messages[{index}]{below}", fields)
-            for index, piece in enumerate(self.pieces)
-            for below, fields in piece.note.places
-        ]
+    def place(self, item: int) -> Place | None:
+        """Where the item with this index stands in the request; None if there are fewer."""
+        found = self._origins.find(item)
+        if found is None:
+            return None
+        index, piece, number = found
+        below, fields = piece.note.places[number]
+        return Place(f"messages[{index}]{below}", fields)
 
     @property
     def call_count(self) -> int:

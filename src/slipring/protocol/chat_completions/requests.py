@@ -383,7 +383,7 @@ def _named(tool: ChatNamedTool, where: str) -> NamedTool:
 
 
 _LOGPROBS = "message.output_text.logprobs"
-_NO_PLACES = Places(lambda: (), (), {}, lambda number: None)
+_NO_PLACES = Places(lambda item: None, (), {}, lambda number: None)
 
 
 class ChatTranslation(Translation):
@@ -407,7 +407,7 @@ class ChatTranslation(Translation):
         history, offer = History(sent.messages, known), ToolOffer(sent)
         create = _create(sent, history, offer)
         create.consist_of(history.pieces)
-        self._places = Places(history.places, offer.places, _names(sent), history.sent_id)
+        self._places = Places(history.place, offer.places, _names(sent), history.sent_id)
         self.streams, options = sent.stream is True, sent.stream_options
         self.form = AnswerForm(
             choices=sent.choices,

@@ -254,11 +254,12 @@ def attachments(item: Item) -> frozenset[str]:
     return frozenset(found)
 
 
-@computed_once
 def examine(item: Item) -> None:
     """Work out what later looks at an item need, and keep it with the item. Takes time in proportion to the
     item: those of large requests are examined in the thread that decodes them."""
     kept = item.__dict__
+    if kept.keys() >= _EXAMINED:
+        return  # no mark of its own: one more entry makes the dictionaries of calls half as large again
     if may_have_images(item) and attached.__name__ not in kept:
         body = item.body()  # once for both
         parts = _parts_in(body)
@@ -270,6 +271,9 @@ def examine(item: Item) -> None:
     raw_digest(item)
     data_spans(item)
     hash(item.sent)  # by which it is known: bytes keep it
+
+
+_EXAMINED = {each.__name__ for each in (attachments, may_be_models, raw_digest, data_spans)}
 
 
 def roles_in(attached: Iterable[str]) -> set[str]:

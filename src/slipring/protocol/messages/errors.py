@@ -1,7 +1,7 @@
 """Errors in the shape of the Messages API, with the names of its own fields."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
@@ -52,8 +52,8 @@ class Fields:
     """The fields of one request."""
 
     def __init__(self) -> None:
-        self.places: Callable[[], Sequence[Place]] = tuple
-        """Tells where each item comes from."""
+        self.place: Callable[[int], Place | None] = lambda item: None
+        """Where the item with an index comes from, if there is one."""
         self.tools: list[str] = []
         """The field of each tool."""
         self.format = "output_config.format"
@@ -71,8 +71,8 @@ class Fields:
         where, number, field, part, rest = found.groups()
         index = int(number)
         if where == "input":
-            places = self.places()
-            return _in_item(places[index], field or "", part, rest) if index < len(places) else "messages"
+            place = self.place(index)
+            return "messages" if place is None else _in_item(place, field or "", part, rest)
         if index >= len(self.tools):
             return "tools"
         inner = f"[{part}]" if part is not None else ""
@@ -84,7 +84,7 @@ def _in_item(place: Place, field: str, part: str | None, rest: str) -> str:
     message = f"messages[{place.message}].content"
     if not place.blocks:
         return dotted(message)
-    if field == "tools" and part is not None:
+    if field == "tools" and part is not None and int(part) < len(place.tools):
         name, _, inner = rest.removeprefix(".").partition(".")
         return _in_tool(place.tools[int(part)], name, f".{inner}" if inner else "")
     if field == "content" and part is not None:

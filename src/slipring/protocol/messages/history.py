@@ -40,7 +40,7 @@ from slipring.protocol.messages.content import (
     arguments_of,
 )
 from slipring.protocol.messages.tools import LoadedTools
-from slipring.protocol.requests import NOTHING_KNOWN, Known, Piece
+from slipring.protocol.requests import NOTHING_KNOWN, Known, Origins, Piece
 
 _API = b"messages "
 Opens = Callable[[str], bool]
@@ -99,6 +99,21 @@ class SentMessage(Struct):
     role: Literal["user", "assistant", "system"]
     content: Raw
     clear_at: str | None = None
+
+
+class Places:
+    """Where the items of these messages stand in the request."""
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        self._origins = Origins(pieces)
+
+    def find(self, item: int) -> Place | None:
+        """That of the item with this index; None if there are fewer."""
+        found = self._origins.find(item)
+        if found is None:
+            return None
+        index, piece, number = found
+        return Place(index, piece.note.blocks[number], piece.note.added.get(number, ()))
 
 
 _messages = msgspec.json.Decoder(list[Raw])
@@ -185,14 +200,6 @@ class History:
             added=self._added,
         )
         return Piece(key, tuple(self._items), note)
-
-    def places(self) -> list[Place]:
-        """Where each item comes from. Worked out for errors only."""
-        return [
-            Place(index, blocks, piece.note.added.get(number, ()))
-            for index, piece in enumerate(self.pieces)
-            for number, blocks in enumerate(piece.note.blocks)
-        ]
 
     def _add(self, index: int, message: SentMessage) -> None:
         where = f"messages[{index}].content"

@@ -19,7 +19,7 @@ from slipring.protocol.items.items import Effort
 from slipring.protocol.messages import answer, content, errors
 from slipring.protocol.messages.answer import PING, AnswerStream, Wishes
 from slipring.protocol.messages.errors import UNTHREADED, Fields
-from slipring.protocol.messages.history import History, Opens
+from slipring.protocol.messages.history import History, Opens, Places
 from slipring.protocol.messages.tools import Choice, LoadedTools, NoChoice, Tools
 from slipring.protocol.requests import (
     NOTHING_KNOWN,
@@ -261,7 +261,7 @@ class MessagesTranslation(Translation):
         assert create.include is not None
         create.include += [field for kind, field in _INCLUDED.items() if kind in tools.hosted]
         _identify(create, request)
-        self._fields.places, self._fields.tools = history.places, tools.places
+        self._fields.place, self._fields.tools = Places(history.pieces).find, tools.places
         self._wishes = Wishes(
             max_tokens=request.max_tokens or 0,
             shows_thinking=shows,
