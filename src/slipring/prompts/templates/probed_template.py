@@ -325,7 +325,7 @@ class ProbedTemplate:
     ) -> Draft:
         """What writes a conversation. ``messages`` and ``tools`` have all texts that it will write."""
         variables = self.variables_of(effort, reasoning_context)
-        prompt = self._fixed_prompt(effort, reasoning_context) if self.template.has_fixed_prompt else None
+        prompt = self._fixed_prompt(effort, reasoning_context)
         return Draft(self._form, encoder, messages, tools, variables, prompt)
 
     def thoughts_kept(self, reasoning_context: str | None) -> ThoughtsKept:
@@ -346,16 +346,23 @@ class ProbedTemplate:
         return found
 
     def _fixed_prompt(self, effort: str | None, reasoning_context: str | None) -> str | None:
-        """What opens the assistant turn after every conversation; None if none can be written to find it."""
+        """What opens the assistant turn after every conversation, if the template's syntax says that there is
+        such a text; None if it does not, or none can be written to find it."""
+        if not self.template.has_fixed_prompt:
+            return None
         key = (effort, self.thoughts_kept(reasoning_context) == "all")
         if key not in self._fixed_prompts:
-            variables = self.variables_of(effort, reasoning_context)
-            try:
-                text, opened = (self._user_message("?", variables, prompt=prompt) for prompt in (False, True))
-                self._fixed_prompts[key] = opened[len(text) :] if opened.startswith(text) else None
-            except InvalidRequest:
-                self._fixed_prompts[key] = None
+            self._fixed_prompts[key] = self._find_fixed_prompt(self.variables_of(effort, reasoning_context))
         return self._fixed_prompts[key]
+
+    def _find_fixed_prompt(self, variables: Variables) -> str | None:
+        if any(isinstance(value, list | dict) for value in variables.values()):
+            return None  # the template may put into them what it reads in a conversation
+        try:
+            text, opened = (self._user_message("?", variables, prompt=prompt) for prompt in (False, True))
+        except InvalidRequest:
+            return None
+        return opened[len(text) :] if opened.startswith(text) else None
 
     def effort_changes_history(self, before: str | None, now: str | None, *, has_tools: bool) -> bool:
         """Whether a template writes another beginning or other earlier answers for another effort, instead of
