@@ -241,6 +241,9 @@ class ModelTemplate(Struct, frozen=True, kw_only=True):
     """The model's own description of its answers."""
 
 
+_EXCHANGES = (0, 1, 2, 20)
+"""How many earlier exchanges are tried, to see whether a template counts messages."""
+
 ThoughtsKept = Literal["all", "turn", "template"]
 """Whose thoughts a context has: all, those since the last user message, or those that the template writes."""
 
@@ -301,6 +304,8 @@ class ProbedTemplate:
         self.stop_ids = frozenset(named.union(model.stop_ids))
         self.numbers_calls = self._finds_numbers()
         """Whether a call is written otherwise after other calls: ``all`` of them, or after the ``first``."""
+        self.counts_messages = self._counts_messages()
+        """Whether what it writes for new messages depends on how many came before: no stand-in shows that."""
         self.closers = (
             self._find_closer(ANSWERED, TEXT_PLACEHOLDER),
             self._find_closer(CALLED, LAST_CALL_PLACEHOLDER),
@@ -457,6 +462,35 @@ class ProbedTemplate:
         if written[1] != written[2]:
             return "all"
         return "first" if written[0] != written[1] else ""
+
+    def _counts_messages(self) -> bool:
+        """Whether the template writes what follows an answer, or its prompt once it is answered, otherwise
+        after more messages."""
+        question, answer, _ = ANSWERED
+        _, called, output = CALLED
+        system = structs.replace(question, role="system")
+        exchange, thinking = (question, answer), (question, with_thoughts(answer))
+        loops = [(question, called, output, answer) * count for count in _EXCHANGES[1:]]
+        alike: tuple[Sequence[Sequence[ChatMessage]], ...] = (
+            [exchange * count for count in _EXCHANGES],
+            [(), *((question, *exchange * count) for count in _EXCHANGES), (*exchange, system)],
+            [thinking * count for count in _EXCHANGES[1:]],
+            # Where calls are numbered, stand-ins have one if there was one.
+            loops if self.numbers_calls else [(), *loops],
+        )
+        return any(len({*map(self._written_after, earlier)} - {None}) > 1 for earlier in alike)
+
+    def _written_after(self, earlier: Sequence[ChatMessage]) -> tuple[str, bool] | None:
+        """What the template writes after an answer that follows earlier messages, and whether it writes the
+        prompt of that answer as before; None if it refuses them, or writes the answer otherwise."""
+        draft = self.draft([*earlier, *ANSWERED], [], BudgetedEncoder(self._vocabulary), None)
+        try:
+            start = draft.write([*earlier, QUESTION], prompt=True)
+            written = draft.write([*earlier, *ANSWERED], prompt=True)
+        except InvalidRequest:
+            return None
+        before, mark, after = written.rpartition(self._placed(TEXT_PLACEHOLDER))
+        return (after, draft.kept(start, before) is not None) if mark else None
 
     def _find_closer(self, messages: Sequence[ChatMessage], mark: str) -> str:
         """The control token that ends an answer, between ``mark``, the last text of an answer, and the next
