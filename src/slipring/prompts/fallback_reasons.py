@@ -17,6 +17,7 @@ CONTEXT_CHANGED = "the request asks for the thoughts of other turns than the one
 ASKED_TO_DROP = "the request asks for the thoughts of the current turn only"
 DROPS_THOUGHTS = "the template drops earlier thoughts"
 REWRITES_EARLIER = "the template rewrites earlier turns"
+COUNTS_MESSAGES = "the template counts messages"
 MOVES_EARLIER = "the template writes earlier parts among the new ones"
 NO_BOUNDARY = "the template's parts do not meet at a control token"
 CONTINUES_ASSISTANT = "the delta continues an assistant message"

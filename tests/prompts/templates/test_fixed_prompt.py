@@ -40,12 +40,17 @@ def ended(prompt: str, before: str = "") -> str:
     return before + LOOP + "{% if add_generation_prompt %}<|im_start|>assistant\n" + prompt + "{% endif %}"
 
 
+BRANCHES = (
+    "{{% set n = 1 %}}{{% if on %}}{{% elif {} %}}{{% elif no %}}{{% set n = 2 %}}"
+    "{{% else %}}{{% set n = 3 %}}{{% endif %}}"
+)
 FIXED = {
     "plain": ended(""),
     "no turn is opened": LOOP,
     "an option": ended("{% if enable_thinking is defined and not enable_thinking %}x{% endif %}"),
     "an option with a default": ended("{{ 'x' if t else 'y' ~ -1 }}", "{% set t = on | default(false) %}"),
     "set if not given": ended("{{ on }}", "{% if on is not defined %}{% set on = 1 %}{% endif %}"),
+    "set in branches": ended("{{ n }}", BRANCHES.format("off")),
 }
 NOT_FIXED = {
     "text follows": ended("") + ".",
@@ -60,10 +65,12 @@ NOT_FIXED = {
     "from messages": ended("{{ n }}", "{% set n = messages %}"),
     "from what is from messages": ended("{{ k }}", "{% set n = messages %}{% set k = n %}"),
     "set if there are tools": ended("{{ n }}", "{% if tools %}{% set n = 1 %}{% endif %}"),
+    "set unless there are tools": ended("{{ n }}", BRANCHES.format("tools")),
     "a namespace": ended("{{ s.n }}", "{% set s = namespace(n=0) %}"),
     "a block": ended("{{ n }}", "{% set n %}{{ messages | length }}{% endset %}"),
     "a date": ended("{{ strftime_now('%Y-%m-%d') }}"),
     "a macro": ended("{{ 1 if n }}", "{% if tools %}{% macro n() %}{% endmacro %}{% endif %}"),
+    "a macro that asks": "{% macro add_generation_prompt() %}{% endmacro %}" + ended(""),
     "chance": ended("{{ 'ab' | random }}"),
 }
 CALL = structs.replace(CALLED[1], content="First.")
@@ -193,6 +200,16 @@ def test_a_prompt_that_depends_on_tools_is_written_for_each_conversation() -> No
         "y",
         "x",
     ]
+
+
+def test_an_option_that_a_template_changes_is_written_for_each_conversation() -> None:
+    """Lists and dicts can be changed. No conversation sees what another one has put into them."""
+    changed = "{% for m in messages %}{% set _ = roles.append(m.role) %}{% endfor %}"
+    renderer = renderer_of(ended("{{ roles }}", changed), variables={"roles": []})
+    answered = (user("a"), message("assistant", "b"))
+    for _ in range(2):
+        assert opened(renderer, job((user("a"),), head=Head())) == "['user']"
+        assert opened(renderer, job(answered, head=Head())) == "['user', 'assistant']"
 
 
 def test_a_prompt_that_cannot_be_found_is_written_for_each_conversation() -> None:

@@ -146,6 +146,40 @@ def test_a_conversation_with_which_minijinja_fails_is_written_by_jinja2() -> Non
     assert template.render(MESSAGES) == "user!"
 
 
+TOOL = {"type": "function", "function": {"name": "f", "description": "Does it."}}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% set _ = tools[0].function.pop('description') %}{{ tools | tojson }}",
+        "{% for t in tools %}{% set _ = t['update']({'n': 'x'}) %}{% endfor %}{{ tools | tojson }}",
+        "{% set _ = seen.append(messages[0].content) %}{{ seen }}",
+        "{% set _ = options.names.append(messages[0].role) %}{{ options }}",
+        "{% set _ = messages.insert(0, {'role': 'system'}) %}{{ messages | tojson }}",
+        "{% set _ = messages[0].update({'role': messages[0].role ~ '!'}) %}{{ messages[0].role }}",
+    ],
+)
+@pytest.mark.parametrize(
+    "end", ["", ONLY_JINJA2, "{% if add_generation_prompt %}" + ONLY_JINJA2 + "{% endif %}"]
+)
+def test_no_run_sees_what_another_one_changed(source: str, end: str) -> None:
+    """Also where one library fails and the other one runs the template again."""
+    template = ChatTemplate(source + end)
+    messages, tools = [{"role": "user", "content": "x"}], [TOOL]
+    variables: dict[str, Any] = {"seen": [], "options": {"names": []}}
+    written = {
+        template.render(messages, tools, add_generation_prompt=asks, variables=variables)
+        for asks in (False, True, False)
+    }
+    assert len(written) == 1
+    assert (messages, variables) == (
+        [{"role": "user", "content": "x"}],
+        {"seen": [], "options": {"names": []}},
+    )
+    assert TOOL["function"] == {"name": "f", "description": "Does it."}
+
+
 def test_a_template_that_loops_over_tools_unasked_gets_an_empty_list() -> None:
     template = ChatTemplate("{% for tool in tools %}{{ tool.function.name }}{% endfor %}.")
     assert template.render(MESSAGES) == "."

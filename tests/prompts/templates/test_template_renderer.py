@@ -15,6 +15,7 @@ from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Job, Settings
 from slipring.prompts.fallback_reasons import (
     CONTINUES_ASSISTANT,
+    COUNTS_MESSAGES,
     DROPS_THOUGHTS,
     EFFORT_CHANGED,
     HEAD_CHANGED,
@@ -443,6 +444,60 @@ def test_a_prompt_that_changes_earlier_text_is_kept_in_the_context() -> None:
     second = writes.render(job((user("b"),), after(first, rendering.context), Head()))
     assert second.fallback == NO_BOUNDARY
     assert spelled(writes, second.prompt) == "\0<|im_start|>\0a\0<|im_end|>\0b\0<|im_end|>\0"
+
+
+COUNTING = {
+    "the number of each": {"count": "{{ loop.index }}"},
+    "every second one": {"count": "{{ loop.index0 % 2 }}"},
+    "late ones": {"count": "{{ 'late' if loop.index > 10 }}"},
+    "users": {"count": "{% if m.role == 'user' %}{% set ns.n = ns.n + 1 %}{{ ns.n }}{% endif %}"},
+    "a system message anywhere": {
+        "count": "{{ 's' if messages | selectattr('role', 'equalto', 'system') | list }}"
+    },
+    "an output anywhere": {"opened": "{{ 't' if messages | selectattr('role', 'equalto', 'tool') | list }}"},
+    "in prompts": {"opened": "{{ messages | length }}"},
+    "in late prompts": {"opened": "{{ 'long' if messages | length > 20 }}"},
+    "the last ones only": {"first": "-6"},
+}
+NUMBERED = """\
+{%- set ns = namespace(n=0) -%}
+{%- for m in messages[FIRST:] -%}
+{{- '<|im_start|>' + m.role + '\\n' + (m.content or '') }}{{ m.tool_calls | default('') }}COUNT
+{{- '<|im_end|>' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' }}OPENED{% endif -%}
+"""
+
+
+def numbered(count: str = "", first: str = "", opened: str = "") -> TemplateRenderer:
+    return of_source(NUMBERED.replace("COUNT", count).replace("FIRST", first).replace("OPENED", opened))
+
+
+@pytest.mark.parametrize("name", COUNTING)
+def test_nothing_is_appended_where_a_template_counts_messages(name: str) -> None:
+    """Stand-ins are short, whatever they stand for."""
+    writes = numbered(**COUNTING[name])
+    parent: ResponseState | None = None
+    seen: Items = ()
+    loop = (user("q"), called("f", "{}", "1"), returned("2", "1"), message("assistant", "c"))
+    for turn in range(12):
+        new = (*loop[: 4 * (turn == 2)], message("developer", "d"), user("a"))
+        step = job(new, parent, Head())
+        rendering = writes.render(step)
+        seen += new
+        assert rendering.prompt.ids() == whole(writes, *seen, head=Head()).prompt.ids()
+        assert rendering.fallback == (None if parent is None else COUNTS_MESSAGES)
+        parent = after(step, rendering.with_answer(encoded(writes, "b")), output=(message("assistant", "b"),))
+        seen += (message("assistant", "b"),)
+
+
+def test_a_template_that_counts_nothing_appends() -> None:
+    writes = numbered()
+    assert writes.appends_quickly
+    assert not numbered("{{ loop.index }}").appends_quickly
+    step = job((user("a"),), head=Head())
+    parent = after(step, writes.render(step).with_answer([300]), output=(message("assistant", "b"),))
+    assert writes.render(job((user("c"),), parent, Head())).fallback is None
 
 
 def fallback_of_source(source: str) -> str | None:

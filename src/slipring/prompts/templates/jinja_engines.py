@@ -67,6 +67,10 @@ FUEL: Final = 2_000_000
 MAX_CHARS: Final = 32 * 2**20
 """Length of what one render may write: several times what the largest accepted context holds."""
 _MAX_RANGE = 100_000
+_CHANGES = re.compile(
+    r"[.'\"]\s*(?:append|clear|extend|insert|pop|popitem|remove|reverse|setdefault|sort|update)\b"
+)
+"""The methods with which a template may change the lists and dicts that it is given."""
 _GENERATION = re.compile(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
 
 
@@ -204,7 +208,7 @@ class _Meter:
 class _Sandbox(SandboxedEnvironment):
     """Jinja2's sandbox with a meter.
 
-    Templates may change the lists and dicts that they are given (Kimi's do): each render gets new ones.
+    Templates may change the lists and dicts that they are given (Kimi's do): see ``ChatTemplate``.
     """
 
     def __init__(self) -> None:
@@ -270,7 +274,11 @@ NO_VARIABLES: Variables = {}
 
 
 class ChatTemplate:
-    """A compiled chat template. Raises ``TemplateError`` if neither engine can parse it."""
+    """A compiled chat template. Raises ``TemplateError`` if neither engine can parse it.
+
+    Templates may change the lists and dicts that they are given, also the tools and the operator's variables.
+    Those that could get new ones in each run.
+    """
 
     def __init__(
         self,
@@ -289,6 +297,7 @@ class ChatTemplate:
         except TemplateError as error:
             raise TemplateError(f"The chat template cannot be parsed: {_first_line(error)}") from None
         self._minijinja: MiniJinjaTemplate | None = None
+        self._changes_values = _CHANGES.search(source) is not None
         self._reads_types = _TYPES in source
         self._no_tools = self._find_no_tools()
         try:
@@ -345,12 +354,16 @@ class ChatTemplate:
     def _render(self, values: dict[str, Any]) -> str:
         if self._minijinja is not None:
             try:
-                return self._minijinja.render(values)
+                return self._minijinja.render(self._own(values))
             except OutOfFuel:
                 raise
             except TemplateFailed:
                 pass  # Jinja2 may know how
-        return self._jinja2.render(values)
+        return self._jinja2.render(self._own(values))
+
+    def _own(self, values: dict[str, Any]) -> dict[str, Any]:
+        """The values for one run, which neither another run nor another conversation may see changed."""
+        return dict(_copied(values)) if self._changes_values else values
 
     def _find_no_tools(self) -> list[Any] | None:
         """What ``tools`` is without tools: None, or an empty list for templates that loop over it unasked."""

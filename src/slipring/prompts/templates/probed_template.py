@@ -241,6 +241,9 @@ class ModelTemplate(Struct, frozen=True, kw_only=True):
     """The model's own description of its answers."""
 
 
+_EXCHANGES = (0, 1, 2, 20)
+"""How many earlier exchanges are tried, to see whether a template counts messages."""
+
 ThoughtsKept = Literal["all", "turn", "template"]
 """Whose thoughts a context has: all, those since the last user message, or those that the template writes."""
 
@@ -301,6 +304,8 @@ class ProbedTemplate:
         self.stop_ids = frozenset(named.union(model.stop_ids))
         self.numbers_calls = self._finds_numbers()
         """Whether a call is written otherwise after other calls: ``all`` of them, or after the ``first``."""
+        self.counts_messages = self._counts_messages()
+        """Whether what it writes for new messages depends on how many came before: no stand-in shows that."""
         self.closers = (
             self._find_closer(ANSWERED, TEXT_PLACEHOLDER),
             self._find_closer(CALLED, LAST_CALL_PLACEHOLDER),
@@ -325,7 +330,7 @@ class ProbedTemplate:
     ) -> Draft:
         """What writes a conversation. ``messages`` and ``tools`` have all texts that it will write."""
         variables = self.variables_of(effort, reasoning_context)
-        prompt = self._fixed_prompt(effort, reasoning_context) if self.template.has_fixed_prompt else None
+        prompt = self._fixed_prompt(effort, reasoning_context)
         return Draft(self._form, encoder, messages, tools, variables, prompt)
 
     def thoughts_kept(self, reasoning_context: str | None) -> ThoughtsKept:
@@ -346,16 +351,23 @@ class ProbedTemplate:
         return found
 
     def _fixed_prompt(self, effort: str | None, reasoning_context: str | None) -> str | None:
-        """What opens the assistant turn after every conversation; None if none can be written to find it."""
+        """What opens the assistant turn after every conversation, if the template's syntax says that there is
+        such a text; None if it does not, or none can be written to find it."""
+        if not self.template.has_fixed_prompt:
+            return None
         key = (effort, self.thoughts_kept(reasoning_context) == "all")
         if key not in self._fixed_prompts:
-            variables = self.variables_of(effort, reasoning_context)
-            try:
-                text, opened = (self._user_message("?", variables, prompt=prompt) for prompt in (False, True))
-                self._fixed_prompts[key] = opened[len(text) :] if opened.startswith(text) else None
-            except InvalidRequest:
-                self._fixed_prompts[key] = None
+            self._fixed_prompts[key] = self._find_fixed_prompt(self.variables_of(effort, reasoning_context))
         return self._fixed_prompts[key]
+
+    def _find_fixed_prompt(self, variables: Variables) -> str | None:
+        if any(isinstance(value, list | dict) for value in variables.values()):
+            return None  # the template may put into them what it reads in a conversation
+        try:
+            text, opened = (self._user_message("?", variables, prompt=prompt) for prompt in (False, True))
+        except InvalidRequest:
+            return None
+        return opened[len(text) :] if opened.startswith(text) else None
 
     def effort_changes_history(self, before: str | None, now: str | None, *, has_tools: bool) -> bool:
         """Whether a template writes another beginning or other earlier answers for another effort, instead of
@@ -450,6 +462,35 @@ class ProbedTemplate:
         if written[1] != written[2]:
             return "all"
         return "first" if written[0] != written[1] else ""
+
+    def _counts_messages(self) -> bool:
+        """Whether the template writes what follows an answer, or its prompt once it is answered, otherwise
+        after more messages."""
+        question, answer, _ = ANSWERED
+        _, called, output = CALLED
+        system = structs.replace(question, role="system")
+        exchange, thinking = (question, answer), (question, with_thoughts(answer))
+        loops = [(question, called, output, answer) * count for count in _EXCHANGES[1:]]
+        alike: tuple[Sequence[Sequence[ChatMessage]], ...] = (
+            [exchange * count for count in _EXCHANGES],
+            [(), *((question, *exchange * count) for count in _EXCHANGES), (*exchange, system)],
+            [thinking * count for count in _EXCHANGES[1:]],
+            # Where calls are numbered, stand-ins have one if there was one.
+            loops if self.numbers_calls else [(), *loops],
+        )
+        return any(len({*map(self._written_after, earlier)} - {None}) > 1 for earlier in alike)
+
+    def _written_after(self, earlier: Sequence[ChatMessage]) -> tuple[str, bool] | None:
+        """What the template writes after an answer that follows earlier messages, and whether it writes the
+        prompt of that answer as before; None if it refuses them, or writes the answer otherwise."""
+        draft = self.draft([*earlier, *ANSWERED], [], BudgetedEncoder(self._vocabulary), None)
+        try:
+            start = draft.write([*earlier, QUESTION], prompt=True)
+            written = draft.write([*earlier, *ANSWERED], prompt=True)
+        except InvalidRequest:
+            return None
+        before, mark, after = written.rpartition(self._placed(TEXT_PLACEHOLDER))
+        return (after, draft.kept(start, before) is not None) if mark else None
 
     def _find_closer(self, messages: Sequence[ChatMessage], mark: str) -> str:
         """The control token that ends an answer, between ``mark``, the last text of an answer, and the next

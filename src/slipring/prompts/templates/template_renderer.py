@@ -23,6 +23,7 @@ from slipring.prompts.fallback_reasons import (
     ASKED_TO_DROP,
     CONTEXT_CHANGED,
     CONTINUES_ASSISTANT,
+    COUNTS_MESSAGES,
     DROPS_THOUGHTS,
     EFFORT_CHANGED,
     HEAD_CHANGED,
@@ -140,7 +141,8 @@ class TemplateRenderer(Renderer):
         self.template, self.detected, self.forms = probed.template, probed.detected, probed.forms
         self.output_format, self.efforts = probed.output_format, probed.efforts
         self.chain_choices, self.rewrites_answers = probed.chain_choices, probed.rewrites_answers
-        self.appends_quickly = self.template.engine == "minijinja" and probed.numbers_calls != "all"
+        looks_back = probed.counts_messages or probed.numbers_calls == "all"
+        self.appends_quickly = self.template.engine == "minijinja" and not looks_back
         calls = self.output_format.calls
         self._counts_calls = isinstance(calls, NamedJsonCalls) and calls.id_is_index
         self._has_call_ids = has_call_ids(self.output_format)
@@ -196,6 +198,8 @@ class TemplateRenderer(Renderer):
             raise CannotAppend(CONTINUES_ASSISTANT)
         if tail.prompt is None and answer is None:
             raise CannotAppend(NO_BOUNDARY)
+        if self.probed.counts_messages:
+            raise CannotAppend(COUNTS_MESSAGES)
         before = self._stand_in(tail)
         messages = [*before, *([answer] if answer else []), *new]
         draft = self.probed.draft(messages, PLACEHOLDER_TOOLS if has_tools else [], encoder, effort, context)
