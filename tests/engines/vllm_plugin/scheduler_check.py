@@ -329,16 +329,19 @@ class Run:
     def _ids(self, most: int) -> list[int]:
         return [self.random.randrange(2, VOCABULARY) for _ in range(self.random.randint(1, most))]
 
+    def _room_left(self) -> int:
+        """How many blocks sessions may take more of those that the plugin gives them: half of the cache, and
+        never what the longest request needs."""
+        blocks = self.settings.blocks - 1
+        most = min(blocks // 2, blocks - self.settings.longest // BLOCK)
+        return most - sum(len(session.context) // BLOCK + 1 for session in self.sessions.values())
+
     def _has_room(self, more: int) -> bool:
-        """Whether sessions stay within what the plugin gives them: half of the cache, and never what the
-        longest request needs."""
-        held = sum(len(session.context) // BLOCK + 2 for session in self.sessions.values())
-        blocks = self.settings.blocks
-        return held + more // BLOCK + 2 <= min(blocks // 2, blocks - self.settings.longest // BLOCK)
+        return more // BLOCK + 1 <= self._room_left()
 
     def _begin_session(self) -> None:
         prompt, limit = [*self._beginning(), *self._ids(12)], self.random.choice([1, 4, 24])
-        if len(self.sessions) >= self.settings.places // 2 or not self._has_room(len(prompt) + limit):
+        if len(self.sessions) >= self.settings.places // 2 or not self._has_room(len(prompt)):
             return
         self._send(Session(f"session-{self.count['sessions']}", [], None), prompt, limit)
         self.count["sessions"] += 1
@@ -348,7 +351,7 @@ class Run:
         # The last token was dropped, so it is sent again.
         new.insert(0, session.context.pop())
         fits = len(session.context) + len(new) + limit + 2 < self.settings.longest
-        if not fits or not self._has_room(len(new) + limit):
+        if not fits or not self._has_room(len(new)):
             self._leave(session)
             return
         self._send(session, new, limit)
@@ -413,6 +416,9 @@ class Run:
             return
         session.context += turn.emitted
         session.turn = None
+        while self._room_left() < 0:
+            # As the plugin does where an answer took more room than there was.
+            self._leave(next(each for each in self.sessions.values() if each.turn is None))
         self.seen = [*self.seen[-20:], list(session.context)]
 
 
