@@ -142,6 +142,24 @@ def test_a_call_without_text_has_null_content() -> None:
     assert first == {"role": "assistant", "content": None, "tool_calls": [tool_call("f", "{}")]}
 
 
+BROKEN = ['{"city": "Os', "in Oslo", '["Oslo"]', '"Oslo"', "null", "53190", '{"city": NaN}', "[" * 100_000]
+
+
+@pytest.mark.parametrize("arguments", BROKEN)
+def test_arguments_that_are_no_object_become_the_argument_input(arguments: str) -> None:
+    """Servers decode the arguments of a history, and refuse the request if they cannot."""
+    first = messages_of(call("f", arguments), output("x"))[0]
+    assert json.loads(first["tool_calls"][0]["function"]["arguments"]) == {"input": arguments}
+
+
+@pytest.mark.parametrize(
+    "arguments", [' {"a" : [1.0, {"b": "\\u00e9"}]}', '{"a": ' + "[" * 90 + "]" * 90 + "}"]
+)
+def test_arguments_that_are_an_object_are_sent_as_they_are(arguments: str) -> None:
+    first = messages_of(call("f", arguments), output("x"))[0]
+    assert first["tool_calls"][0]["function"]["arguments"] == arguments
+
+
 def test_calls_without_outputs_are_left_out_and_late_outputs_are_user_messages() -> None:
     cut_off = call("f", '{"a', status="incomplete")
     assert messages_of(message("user", "a"), cut_off, message("user", "b"), output("late")) == [

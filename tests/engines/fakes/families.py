@@ -24,6 +24,8 @@ class Answer(Struct, frozen=True, kw_only=True):
     calls: tuple[Call, ...] = ()
     written: str = ""
     """The rest of the answer as the model writes it: what spells a mark is that mark's token."""
+    is_cut: bool = False
+    """Ends with its last token, because it may have no more."""
 
 
 class FakeFamilyServer(FakeVllm):
@@ -53,7 +55,7 @@ class FakeFamilyServer(FakeVllm):
 
     def events(self, body: dict[str, Any], chunk: Chunk, ids: list[int], stop: Stop) -> list[Any]:
         events = super().events(body, chunk, ids, stop)
-        if chunk.reason is not None:
+        if chunk.reason == "stop":
             events[0]["choices"][0]["stop_reason"] = chunk.ids[-1]
         return events
 
@@ -69,10 +71,13 @@ class FakeFamilyServer(FakeVllm):
         answer = self.answers.popleft()
         ids = self._emit(prompt, answer)
         self.emitted.append(ids)
+        last = Chunk([self._tokenizer.control(self._ends[bool(answer.calls)])], "", "stop")
+        if answer.is_cut:
+            *ids, cut = ids
+            last = Chunk([cut], "", "length")
         half = len(ids) // 2
-        end = self._tokenizer.control(self._ends[bool(answer.calls)])
         chunks = [Chunk(part, "") for part in (ids[:half], ids[half:]) if part]
-        self.scripts.append((*chunks, Chunk([end], "", "stop")))  # type: ignore[arg-type]
+        self.scripts.append((*chunks, last))  # type: ignore[arg-type]
         return await super()._generate(request)
 
     def _emit(self, prompt: list[int], answer: Answer) -> list[int]:

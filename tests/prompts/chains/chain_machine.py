@@ -218,6 +218,9 @@ class ChainMachine:
                 return (*self._calls("search"), *self._outputs())
             case "steered loop":
                 return (user, *self._calls("get_weather"), *self._outputs(), message("user", "Faster."))
+            case "broken call":
+                broken = self._calls("get_weather", arguments='{"city": "Ro')
+                return (user, *broken, *self._outputs(), message("user", "Wait."))
         return (
             user,
             item(
@@ -242,13 +245,13 @@ class ChainMachine:
                 return (*outputs, message("user", "Rather tomorrow."))
         return outputs or (message("user", "Next."),)
 
-    def _calls(self, *names: str) -> tuple[Item, ...]:
+    def _calls(self, *names: str, arguments: str = "") -> tuple[Item, ...]:
         made = []
         for name in names:
             self._made += 1
             self._open.append(f"c{self._made}")
-            arguments = '{"query": "rain"}' if name == "search" else '{"city": "Rome"}'
-            made.append(item("function_call", call_id=f"c{self._made}", name=name, arguments=arguments))
+            text = arguments or ('{"query": "rain"}' if name == "search" else '{"city": "Rome"}')
+            made.append(item("function_call", call_id=f"c{self._made}", name=name, arguments=text))
         return tuple(made)
 
     def _outputs(self) -> tuple[Item, ...]:

@@ -11,7 +11,15 @@ from msgspec import Struct
 
 Input = Literal["user", "two users", "developer", "outputs", "outputs and steer"]
 Start = Literal[
-    "user", "developer and user", "developer", "call", "assistant", "long", "two systems", "steered loop"
+    "user",
+    "developer and user",
+    "developer",
+    "call",
+    "assistant",
+    "long",
+    "two systems",
+    "steered loop",
+    "broken call",
 ]
 
 
@@ -78,7 +86,7 @@ HISTORIES = st.builds(
     st.sampled_from(
         [
             *("user", "user", "developer and user", "developer", "call", "assistant", "long", "two systems"),
-            "steered loop",
+            *("steered loop", "broken call"),
         ]
     ),
     st.booleans(),

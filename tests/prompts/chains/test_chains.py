@@ -117,6 +117,14 @@ def test_efforts_that_change_from_turn_to_turn(name: str) -> None:
         assert not played(renderer, history(start, *turns))[1]
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_history_with_a_broken_call_is_continued(name: str) -> None:
+    calls = Answer(False, False, (SEARCH,))
+    turns: list[tuple[Input, int, Answer]] = [("user", 0, calls), ("outputs", 0, TEXT), ("user", 0, TEXT)]
+    machine, differences = played(renderer_named(name), history("broken call", *turns))
+    assert (machine.appended + machine.in_full, differences) == (2, [])
+
+
 def test_a_text_that_the_template_writes_as_a_thought_is_one() -> None:
     """gpt-oss: a text before a call is dropped like a thought, and may follow one."""
     renderer = family_renderer("gpt_oss")

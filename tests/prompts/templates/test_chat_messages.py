@@ -30,11 +30,12 @@ def thought(text: str) -> Item:
     return item("reasoning", summary=[], content=[{"type": "reasoning_text", "text": text}])
 
 
-def read(*items: Item) -> list[dict[str, Any]]:
-    return [
-        each.as_dict(str, lambda value: value, MessageFields())
-        for each in MessageBuilder({}).add(items).messages
-    ]
+AS_OBJECT, AS_TEXT = MessageFields(), MessageFields(broken_arguments=True)
+"""Of templates that take broken arguments only as an object, or as text."""
+
+
+def read(*items: Item, fields: MessageFields = AS_OBJECT) -> list[dict[str, Any]]:
+    return as_dicts(fields, *items)
 
 
 def called(name: str, arguments: object, call_id: str = "c") -> dict[str, Any]:
@@ -100,7 +101,11 @@ def test_outputs_name_the_calls_that_they_answer() -> None:
     ],
 )
 def test_arguments_are_an_object_if_they_are_valid_json(text: str, arguments: object) -> None:
-    assert read(call("f", text))[0]["tool_calls"] == [called("f", arguments)]
+    (as_written,) = read(call("f", text), fields=AS_TEXT)
+    assert as_written["tool_calls"] == [called("f", arguments)]
+    (as_object,) = read(call("f", text), fields=AS_OBJECT)
+    expected = arguments if isinstance(arguments, dict) else {"input": text}
+    assert as_object["tool_calls"] == [called("f", expected)]
 
 
 def test_ids_have_nine_letters_and_digits() -> None:
@@ -160,9 +165,10 @@ def test_an_empty_tool_search_has_an_output_that_says_so() -> None:
 @pytest.mark.parametrize("values", [99_999, 100_000])
 def test_arguments_with_too_many_values_are_passed_as_text(values: int) -> None:
     arguments = '{"a":[' + ",".join(["1"] * values) + "]}"
-    (assistant,) = read(call("f", arguments))
-    given = assistant["tool_calls"][0]["function"]["arguments"]
-    assert given == (json.loads(arguments) if values == 99_999 else arguments)
+    for fields, text in ((AS_TEXT, arguments), (AS_OBJECT, {"input": arguments})):
+        (assistant,) = read(call("f", arguments), fields=fields)
+        given = assistant["tool_calls"][0]["function"]["arguments"]
+        assert given == (json.loads(arguments) if values == 99_999 else text)
 
 
 def test_a_tool_with_a_very_large_schema_is_refused() -> None:
@@ -196,9 +202,11 @@ def test_arguments_may_be_text_and_the_content_of_calls_null() -> None:
     (called,) = as_dicts(MessageFields(text_arguments=True, null_content=True), call("f", '{"a":"é"}'))
     assert called["content"] is None
     assert called["tool_calls"][0]["function"]["arguments"] == '{"a": "é"}'
-    (broken,) = as_dicts(MessageFields(text_arguments=True), call("f", "{oops"))
-    assert broken["tool_calls"][0]["function"]["arguments"] == "{oops"
-    assert broken["content"] == ""
+    for takes_broken, expected in ((True, "{oops"), (False, '{"input": "{oops"}')):
+        fields = MessageFields(text_arguments=True, broken_arguments=takes_broken)
+        (broken,) = as_dicts(fields, call("f", "{oops"))
+        assert broken["tool_calls"][0]["function"]["arguments"] == expected
+        assert broken["content"] == ""
 
 
 def test_calls_may_be_part_of_the_content() -> None:

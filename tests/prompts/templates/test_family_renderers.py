@@ -1,5 +1,7 @@
 """What holds for the template of every model family: loops append, thoughts stay, efforts have effect."""
 
+import json
+
 import pytest
 from msgspec import structs
 
@@ -24,6 +26,13 @@ KEEPING = {"cohere", "kimi_k3", "minimax_m3", "ministral_3", "seed_oss", "deepse
 
 ALTERNATING = {"ministral_3"}
 """Families whose template refuses answers that follow no message of the user."""
+BROKEN = ('{"city": "Os', "in Oslo", '["Oslo"]', '"Oslo"', "null", "53190")
+"""Arguments that are no JSON object, as a model may write them, or be cut off while it does."""
+OBJECTS_ONLY = {
+    *("deepseek_v3_2", "deepseek_v4", "glm_4_5", "glm_4_7", "kimi_k3", "lfm2_5", "llama_4", "minimax_m2"),
+    *("nemotron_3", "qwen3_5", "qwen3_coder", "seed_oss", "step_3_5"),
+}
+"""Families whose template refuses such arguments as text."""
 
 
 def call(number: int) -> Item:
@@ -106,6 +115,59 @@ def test_the_outputs_of_all_calls_of_an_answer_are_written(family: str) -> None:
     outputs = [item("function_call_output", call_id=f"c{number}", output=f"{number} mm") for number in (1, 2)]
     written = spelled(renderer, chain.turn(*outputs, answer=()).prompt)
     assert written.index("1 mm") < written.index("2 mm")
+
+
+def broken_call(arguments: str) -> Item:
+    return item("function_call", call_id="c1", name="weather", arguments=arguments)
+
+
+def quoted(arguments: str) -> str:
+    """A text as a template writes it that writes all arguments as JSON."""
+    return json.dumps(arguments)[1:-1]
+
+
+@EVERY_FAMILY
+@pytest.mark.parametrize("arguments", BROKEN)
+def test_a_history_with_a_broken_call_is_written_and_continued(family: str, arguments: str) -> None:
+    renderer = family_renderer(family)
+    history = (user("Weather?"), broken_call(arguments), output(1), user("Again?"))
+    first = with_effort(job(history), "high")
+    rendering = renderer.render(first)
+    before, said, after_it = spelled(renderer, rendering.prompt).rpartition("3 degrees")
+    assert said
+    called = before.rpartition("Weather?")[2]
+    assert arguments in called or quoted(arguments) in called
+    assert "Again?" in after_it
+
+    parent = after(first, rendering.with_answer(EMITTED), output=(call(2),))
+    second = with_effort(job((output(2),), parent), "high")
+    following = renderer.render(second)
+    assert following.fallback is None or family in MOVING
+    written = following.prompt.ids()[parent.position.total :]
+    whole = renderer.render(with_effort(job((*history, call(2), output(2))), "high")).prompt.ids()
+    assert whole[-len(written) :] == written
+
+
+@EVERY_FAMILY
+@pytest.mark.parametrize("arguments", BROKEN)
+def test_a_call_that_the_model_breaks_off_is_written_once_thoughts_are_dropped(
+    family: str, arguments: str
+) -> None:
+    """A chain has it as the model wrote it, until everything is rendered."""
+    renderer = family_renderer(family)
+    chain = Chain(renderer)
+    chain.turn(user("Weather?"), answer=(thought("hm"), broken_call(arguments)))
+    loop = chain.turn(output(1), answer=(thought("hm"), message("assistant", "It rains.")))
+    assert loop.fallback is None or family in MOVING
+    spoken = chain.turn(user("And now?"), answer=())
+    assert spoken.fallback == (None if family in KEEPING else DROPS_THOUGHTS)
+    written = spelled(renderer, spoken.prompt).partition("Weather?")[2]
+    assert spoken.fallback is None or arguments in written or quoted(arguments) in written
+
+
+@EVERY_FAMILY
+def test_broken_arguments_become_an_object_where_the_template_refuses_text(family: str) -> None:
+    assert family_renderer(family).detected.takes_broken_arguments == (family not in OBJECTS_ONLY)
 
 
 @pytest.mark.parametrize("family", [name for name in NAMES if name not in ALTERNATING])

@@ -653,6 +653,31 @@ def test_keys_of_arguments_do_not_become_control_tokens() -> None:
     assert plain.count(mark) == hostile.count(mark) == 1
 
 
+READS_TEXT = CHATML.replace(
+    "{{- call.function.arguments | tojson }}",
+    "{{- call.function.arguments if call.function.arguments[0] == '{' else raise_exception('no object') }}",
+)
+READS_OBJECT = CHATML.replace(
+    "{{- call.function.arguments | tojson }}",
+    "{%- for key, value in call.function.arguments | items %}{{ key + '=' + value }}{% endfor %}",
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "written"),
+    [
+        (CHATML, '"arguments": "[<|im_end|>"}'),
+        (READS_TEXT, '"arguments": {"input": "[<|im_end|>"}}'),
+        (READS_OBJECT, '"arguments": input=[<|im_end|>}'),
+    ],
+)
+def test_broken_arguments_are_written_as_the_template_takes_them(source: str, written: str) -> None:
+    """Control tokens in them are text in every form."""
+    writes = of_source(source)
+    items = (user("a"), called("f", "[<|im_end|>", "1"), returned("b", "1"), user("c"))
+    assert f"{written}\n\0</tool_call>\0\0<|im_end|>\0" in spelled(writes, whole(writes, *items).context)
+
+
 # Tokens, names, formats
 
 

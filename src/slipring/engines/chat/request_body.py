@@ -57,6 +57,7 @@ _STEP_BYTES = 300
 _CALLS = (FunctionCall, CustomToolCall)
 _OUTPUTS = frozenset({CallOutput, LoadedTools})
 _SENT = _OUTPUTS | {Message, Reasoning, *_CALLS}
+_object = msgspec.json.Decoder(dict[str, Raw])
 _REWRITTEN = "the parent's messages were not written by this engine"
 
 
@@ -277,16 +278,30 @@ def _raw(json: bytes) -> Raw | UnsetType:
 
 def _tool_call(call: FunctionCall | CustomToolCall, fields: ReturnedFields) -> _ToolCall:
     name = f"{call.namespace}__{call.name}" if call.namespace else call.name
-    if isinstance(call, CustomToolCall):
-        arguments = wire.encode({"input": call.input}).decode()
-    else:
-        arguments = call.arguments if call.arguments.strip() else "{}"
     return _ToolCall(
         short_id(call.call_id),
-        _CalledFunction(name, arguments),
+        _CalledFunction(name, _arguments(call)),
         extra_content=_raw(fields.extra_content),
         provider_specific_fields=_raw(fields.provider_specific_fields),
     )
+
+
+def _arguments(call: FunctionCall | CustomToolCall) -> str:
+    """The arguments as a JSON object. Servers decode those of a history, and many refuse the request if they
+    cannot, so text that is none, as when the model was cut off, becomes the argument ``input``."""
+    if isinstance(call, CustomToolCall):
+        return _input(call.input)
+    if not call.arguments.strip():
+        return "{}"
+    try:
+        _object.decode(call.arguments)
+    except (ValueError, RecursionError):
+        return _input(call.arguments)
+    return call.arguments
+
+
+def _input(text: str) -> str:
+    return wire.encode({"input": text}).decode()
 
 
 def _tool_message(output: CallOutput) -> _ChatMessage:
@@ -346,7 +361,6 @@ def _refuse_part(part: Part, can_show: bool, urls: bool, param: str) -> None:
 
 
 Tools = tuple[CallableTool, ...]
-_format_fields = msgspec.json.Decoder(dict[str, Raw])
 
 
 class Toolbox(Struct, frozen=True, eq=False):
@@ -542,6 +556,6 @@ def _response_format(settings: Settings) -> dict[str, Any]:
         return {}
     if format.kind == "json_object":
         return {"response_format": {"type": "json_object"}}
-    described = _format_fields.decode(bytes(format.echo))
+    described = _object.decode(bytes(format.echo))
     del described["type"]
     return {"response_format": {"type": "json_schema", "json_schema": described}}

@@ -133,6 +133,11 @@ class ChatCall(Struct, frozen=True):
     arguments: Dict | str
     """Text if it is not a JSON object."""
 
+    @property
+    def values(self) -> Dict:
+        """The arguments as an object. Text becomes the argument ``input``."""
+        return {"input": self.arguments} if isinstance(self.arguments, str) else self.arguments
+
 
 class ChatMessage(Struct, frozen=True, kw_only=True):
     """One message of a conversation."""
@@ -185,13 +190,7 @@ class ChatMessage(Struct, frozen=True, kw_only=True):
 
     def _content_with_calls(self, text: Callable[[str], str], format: OutputFormat) -> str:
         """The content followed by the calls as the model writes them, whose marks may be control tokens."""
-        calls = [
-            Call(
-                each.name,
-                {"input": each.arguments} if isinstance(each.arguments, str) else each.arguments,
-            )
-            for each in self.calls
-        ]
+        calls = [Call(each.name, each.values) for each in self.calls]
         pieces = answer_pieces(format, text=self.content, calls=calls)
         return "".join(piece.text if piece.is_mark else text(piece.text) for piece in pieces)
 
@@ -203,6 +202,9 @@ class MessageFields(Struct, frozen=True, kw_only=True):
     """Thoughts are a part of the content, instead of fields."""
     text_arguments: bool = False
     """The arguments of calls are JSON text, instead of values."""
+    broken_arguments: bool = False
+    """Arguments that are not a JSON object are passed as text, as the model wrote them, instead of as an
+    object with the argument ``input``."""
     null_content: bool = False
     """The content of a message without text is null, if it has calls."""
     calls_as_text: OutputFormat | None = None
@@ -211,9 +213,10 @@ class MessageFields(Struct, frozen=True, kw_only=True):
     """How it takes pictures; None: not at all."""
 
     def arguments(self, call: ChatCall, value: Callable[[Any], Any]) -> Any:
-        if self.text_arguments and not isinstance(call.arguments, str):
-            return to_json(value(call.arguments))
-        return value(call.arguments)
+        arguments = call.arguments if self.broken_arguments else call.values
+        if self.text_arguments and not isinstance(arguments, str):
+            return to_json(value(arguments))
+        return value(arguments)
 
 
 class PendingCall(Struct, frozen=True, array_like=True):

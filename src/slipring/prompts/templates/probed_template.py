@@ -285,6 +285,7 @@ class ProbedTemplate:
         fields = MessageFields(
             thought_blocks=detected.takes_thought_chunks,
             text_arguments=detected.takes_text_arguments,
+            broken_arguments=detected.takes_broken_arguments,
             null_content=detected.takes_null_content,
             calls_as_text=None if detected.writes_calls else _with_hermes(self.output_format),
         )

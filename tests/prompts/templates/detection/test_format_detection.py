@@ -496,6 +496,45 @@ def test_a_template_that_takes_arguments_as_text() -> None:
     assert detected.format.calls == NamedJsonCalls(open="<f=", arguments_open=">", close="</f>")
 
 
+WRITES_PAIRS = "{%- for key, value in given.items() -%}{{- key + '=' + (value | tojson) -}}{%- endfor -%}"
+
+
+@pytest.mark.parametrize(
+    ("written", "is_taken"),
+    [
+        (ARGUMENTS, True),
+        ("{{- call.arguments if call.arguments is string else call.arguments | tojson -}}", True),
+        ("{{- call.arguments -}}", True),
+        ("{{- call.arguments + '' -}}", True),
+        ("{%- set given = call.arguments -%}" + WRITES_PAIRS, False),
+        (
+            "{%- set given = call.arguments -%}{%- if given is mapping -%}" + WRITES_PAIRS + "{%- endif -%}",
+            False,
+        ),
+        ("{%- for key in call.arguments -%}{{- key + '=' ~ call.arguments[key] -}}{%- endfor -%}", False),
+        ("{%- set given = call.arguments | from_json -%}" + WRITES_PAIRS, False),
+        ("{{- call.arguments | from_json | tojson -}}", False),
+        ("{{- call.arguments if call.arguments[0] == '{' else raise_exception('no object') -}}", False),
+    ],
+)
+def test_broken_arguments_are_taken_if_the_template_writes_them_whole(written: str, is_taken: bool) -> None:
+    detected = detect(with_calls(each="{{- '<f=' + call.name + '>' -}}" + written + "{{- '</f>' -}}"))
+    assert detected.writes_calls
+    assert detected.takes_broken_arguments == is_taken
+
+
+def test_two_more_conversations_show_what_becomes_of_broken_arguments() -> None:
+    source = source_of("qwen3")
+    render, made = render_with_jinja2(source), list[str]()
+
+    def counted(messages: Any, *rest: Any, **options: Any) -> str:
+        made.append(str(messages))
+        return render(messages, *rest, **options)
+
+    assert detect_format(counted, source).takes_broken_arguments
+    assert sum("'arguments': '" in messages for messages in made) == 2
+
+
 def test_a_template_that_takes_calls_without_content_only() -> None:
     each = "{{- '<f=' + call.name + '>' -}}" + ARGUMENTS + "{{- '</f>' -}}"
     source = with_calls(each=each).replace(

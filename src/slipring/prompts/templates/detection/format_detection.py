@@ -81,6 +81,8 @@ class DetectedFormat(Struct, frozen=True, kw_only=True):
     """Whether the template takes answers of calls without text only if their content is None."""
     takes_text_arguments: bool = False
     """Whether the template takes the arguments of calls only as JSON text."""
+    takes_broken_arguments: bool = False
+    """Whether the template takes arguments of calls that are text and no JSON object."""
     takes_thought_chunks: bool = False
     """Whether the template takes thoughts only as chunks of content, ``{"type": "thinking", "thinking": …}``,
     and not from a field of the message."""
@@ -111,6 +113,7 @@ def detect_format(
         thinking=thinking,
         takes_null_content=thinker.has_null_content,
         takes_text_arguments=thinker.takes_text_arguments,
+        takes_broken_arguments=thinker.takes_broken_arguments(),
         takes_thought_chunks=thoughts.are_chunks,
     )
 

@@ -25,6 +25,8 @@ _NAMING_IDS = (f"functions.{NAME}:0", f"functions.{NAME}:1")
 """Ids of calls for templates that write them in place of names: Kimi K2.5's."""
 
 STRINGS: dict[str, Any] = {FIRST_KEY: FIRST_VALUE, SECOND_KEY: SECOND_VALUE}
+_BROKEN = (f'{{"{FIRST_KEY}": "{FIRST_VALUE}', f'["{FIRST_VALUE}"]')
+"""Arguments of calls that are cut off, and ones that are no object."""
 Dict = dict[str, Any]
 _PROPERTIES = {key: {"type": "string", "description": "A value."} for key in STRINGS}
 TOOLS: list[Dict] = [
@@ -80,8 +82,8 @@ class Probe:
         except Exception:  # of the template engine's, or of what the template calls
             return None
 
-    def answer(self, *, text: str = "", thoughts: str = "", calls: Sequence[Dict] = ()) -> Dict:
-        """An assistant message. ``calls``: the arguments of each call."""
+    def answer(self, *, text: str = "", thoughts: str = "", calls: Sequence[Dict | str] = ()) -> Dict:
+        """An assistant message. ``calls``: the arguments of each call; text is passed as it is."""
         message: Dict = {"role": "assistant", "content": text}
         if thoughts:
             message |= dict.fromkeys(("reasoning_content", "reasoning", "thinking"), thoughts)
@@ -98,8 +100,10 @@ class Probe:
             ]
         return message
 
-    def _arguments(self, arguments: Dict) -> Dict | str:
-        return msgspec.json.encode(arguments).decode() if self.takes_text_arguments else arguments
+    def _arguments(self, arguments: Dict | str) -> Dict | str:
+        if self.takes_text_arguments and not isinstance(arguments, str):
+            return msgspec.json.encode(arguments).decode()
+        return arguments
 
     def adapt(self) -> bool:
         """Find out how the template takes calls. Returns whether it writes them at all."""
@@ -119,6 +123,12 @@ class Probe:
         self.takes_text_arguments, self.has_null_content = takes_text, null
         written = self.after_question(self.answer(calls=[STRINGS])) or ""
         return written if NAME in written else ""
+
+    def takes_broken_arguments(self) -> bool:
+        """Whether the template writes arguments of calls that are text and no JSON object. Others refuse
+        them, leave them out, or take them apart."""
+        written = (self.after_question(self.answer(calls=[text])) or "" for text in _BROKEN)
+        return all(NAME in each and FIRST_VALUE in each for each in written)
 
     def after_question(self, *messages: Dict, prompt: bool = False) -> str | None:
         """What the template writes from the user's question on, which the messages follow."""
