@@ -190,8 +190,8 @@ class Sessions:
             self.end(each.id)
 
     def _long_idle(self, asking: Session | None) -> list[Session]:
-        """The sessions beside the one that asks that have been idle for long, the longest last. They may be of
-        another slipring server, which will send their next turns whole."""
+        """The sessions beside the one that asks that have been idle for long, the longest last. They may be
+        of another slipring server, which will send their next turns whole."""
         latest = asyncio.get_running_loop().time() - _SPARED_S
         idle = [
             each
