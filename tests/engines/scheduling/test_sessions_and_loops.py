@@ -114,7 +114,9 @@ async def test_a_session_that_reads_ahead_is_closed_if_its_loop_loses_its_place_
 
 
 async def test_sessions_of_silent_loops_make_room_for_one_that_grows() -> None:
-    async with in_front_of(Bounded(), kv_tokens=100_000) as (fake, server), server.connect() as socket:
+    fake = FakeVllmWithSessions()
+    fake.sessions.limits = Limits(8, 70)  # its plugin would refuse what does not fit
+    async with in_front_of(fake, kv_tokens=100_000) as (_, server), server.connect() as socket:
         await turns(socket, "silent", "goes on")
         fall_silent(server)
         _, mine = await turns(socket, "mine", "goes on")
@@ -178,6 +180,7 @@ async def test_a_session_is_not_closed_to_read_ahead_in_it() -> None:
         text = " ".join(LOG.split(" ")[:60])
         assert 64 < len(TOKENIZER.encode(text)) < 200
         await socket.send(**piece, delta=text)
+        await until(lambda: bool(server.service.prefills.tasks))
         await prefilled(server)
         assert len(fake.requests) == 2
         await turns(socket, output(call_id, "sunny"), after=called["id"], tools=[LENIENT])
