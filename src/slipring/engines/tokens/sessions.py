@@ -155,11 +155,11 @@ class Sessions:
     tokens.
 
     When there is no room, for another one or for what a turn adds to one, the tenant that has most of what is
-    short loses the session that it has not used for longest. If a schedule knows the loops, the session used longest ago of those whose loops are silent
-    makes room; else the latest of a tenant that has more than the one that asks; else no session is opened,
-    because among agents that take turns the session used longest ago is the one that is needed next; one that
-    cannot grow is closed. Sessions whose turn runs are never closed for another's sake, and none is where that
-    would not make enough room.
+    short loses the session that it has not used for longest. If a schedule knows the loops, the session used
+    longest ago of those whose loops are silent makes room; else the latest of a tenant that has more than the
+    one that asks; else no session is opened, because among agents that take turns the session used longest
+    ago is the one that is needed next, and one that cannot grow is closed. Sessions whose turn runs are never
+    closed for another's sake, and none is where that would not make enough room.
 
     A session of a silent loop is closed after a while even if nothing here needs its room: nobody else at the
     server can use what it holds.
