@@ -9,7 +9,7 @@ import pytest
 
 from slipring.engines.vllm_plugin.sessions import Limits
 from tests.engines.chains import turns
-from tests.engines.fakes.server import Say, Stop, in_front_of
+from tests.engines.fakes.server import Say, Stall, Stop, in_front_of
 from tests.engines.fakes.tokens import TOKENIZER
 from tests.engines.fakes.vllm_sessions import FakeVllmWithSessions, session_of
 from tests.engines.scheduling.test_scheduled_turns import engine_of, fall_silent, grow_idle, loops_of
@@ -164,6 +164,34 @@ async def test_no_session_is_closed_where_that_would_not_make_enough_room(option
             fall_silent(server)
         await turns(socket, "word " * 80, "goes on")
         assert len(engine_of(server).sessions) == len(fake.opened) == 2
+
+
+@pytest.mark.parametrize("options", [{"kv_tokens": 100_000}, {}], ids=["scheduled", "unscheduled"])
+@pytest.mark.parametrize(("most", "tokens"), [(0, 70), (8, 0), (8, 1), (1, 70)])
+async def test_the_smallest_bounds(most: int, tokens: int, options: dict[str, Any]) -> None:
+    async with in_front_of(FakeVllmWithSessions(), **options) as (fake, server), server.connect() as socket:
+        sessions = engine_of(server).sessions
+        sessions._most, sessions._most_tokens = most, tokens
+        for name in ("a", "b"):
+            await turns(socket, f"loop {name}", "goes on", "again")
+        opened = 0 if most * tokens < 70 else 1 if options else 2
+        assert len(fake.opened) == opened
+        assert len(sessions) == min(opened, 1)
+
+
+async def test_a_turn_that_fails_while_its_loop_ends_closes_its_session_once() -> None:
+    async with in_front_of(FakeVllmWithSessions(), kv_tokens=4000) as (fake, server):
+        async with server.connect(abandoned=True) as socket:
+            _, two = await turns(socket, "one", "two")
+            fake.script(Say(("half",)), Stall())
+            await socket.create(input="three", previous_response_id=two["id"], store=False)
+            await fake.stalled.wait()
+            (turn,) = engine_of(server).schedule._replicas[0].schedule._running
+            engine_of(server).schedule.drop(turn.loop.key)
+        await until(lambda: loops_of(server).held_tokens == 0 and not fake.contexts)
+        assert await fake.closed.get() == fake.opened[0]
+        assert fake.closed.empty()
+        assert not len(engine_of(server).sessions)
 
 
 async def test_a_session_is_not_closed_to_read_ahead_in_it() -> None:

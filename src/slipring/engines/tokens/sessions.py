@@ -492,7 +492,7 @@ class Sessions:
     def _dropped(self, key: int, session: Session) -> None:
         """A position is gone, or its chain has ended, in whichever thread the last reference was."""
         if self._by_body.get(key) is session:
-            del self._by_body[key]
+            self._by_body.pop(key, None)
             try:
                 self._loop.call_soon_threadsafe(self._discard, session)
             except RuntimeError:  # the loop has closed, and the engine with it
@@ -501,7 +501,7 @@ class Sessions:
     def _unbind(self, session: Session) -> None:
         body = session.body() if session.body is not None else None
         if body is not None and self._by_body.get(id(body)) is session:
-            del self._by_body[id(body)]
+            self._by_body.pop(id(body), None)  # its chain may end now, in another thread
         session.body = None
 
     def _review_later(self) -> None:
