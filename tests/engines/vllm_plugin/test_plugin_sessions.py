@@ -339,9 +339,28 @@ async def test_a_session_does_not_end_for_its_own_room(vllm: Vllm, monkeypatch: 
     monkeypatch.setattr("slipring.engines.vllm_plugin.sessions._SPARED_S", 0.0)
     for name in "ab":
         await vllm.post(PATH, turn(session=name, prompt=[1] * 200, sampling={"max_tokens": 1}))
-    assert (await vllm.post(PATH, turn(session="a", held=200, prompt=[1] * 401))).status == 400
-    assert (await vllm.get(PATH)).json()["sessions"] == 1
     assert (await vllm.post(PATH, turn(session="a", held=200, prompt=[1] * 400))).status == 200
+    assert set(vllm.sessions._open) == {"a"}
+
+
+async def test_no_session_ends_where_that_would_not_make_enough_room(
+    vllm: Vllm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slipring.engines.vllm_plugin.sessions._SPARED_S", 0.0)
+    for name in "ab":
+        await vllm.post(PATH, turn(session=name, prompt=[1] * 200, sampling={"max_tokens": 1}))
+    # More than all sessions may hold, in a new session and in an open one.
+    assert (await vllm.post(PATH, turn(session="c", prompt=[1] * 601))).status == 400
+    assert (await vllm.post(PATH, turn(session="b", held=200, prompt=[1] * 401))).status == 400
+    assert (await vllm.get(PATH)).json()["sessions"] == 2
+    # One that was used just now stays, so the other one need not end either.
+    monkeypatch.setattr("slipring.engines.vllm_plugin.sessions._SPARED_S", 60.0)
+    vllm.sessions._open["a"].idle_since -= 100
+    assert (await vllm.post(PATH, turn(session="c", prompt=[1] * 401))).status == 400
+    assert (await vllm.get(PATH)).json()["sessions"] == 2
+    # Room for a session is room for its ids, too: only the one that is needed ends.
+    assert (await vllm.post(PATH, turn(session="c", prompt=[1] * 400))).status == 200
+    assert set(vllm.sessions._open) == {"b", "c"}
 
 
 async def test_a_failure_of_the_engine_ends_the_session(vllm: Vllm, engine: Engine) -> None:
