@@ -225,6 +225,16 @@ class Sessions:
         session.held += max(emitted - 1, 0)
         session.is_busy = session.is_answered = False
         self._expire_later(session)
+        self._keep_limit()
+
+    def _keep_limit(self) -> None:
+        """End idle sessions, the longest idle first, if answers took more room than there was: vLLM takes
+        nothing from an idle one, so other requests would wait until it goes on or ends."""
+        idle = (each for each in self._open.values() if not each.is_busy)
+        for each in sorted(idle, key=lambda session: session.idle_since):
+            if self.held_tokens <= self.limits.tokens:
+                return
+            self.end(each.id)
 
     def abandon(self, session: Session, turn: int) -> None:
         """End a session in which the turn with this number has begun and not ended: no request answers it any
