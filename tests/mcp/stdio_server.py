@@ -11,6 +11,9 @@ import time
 
 MODE = sys.argv[1]
 IS_MODERN = sys.argv[2:] == ["modern"]
+late: list[object] = []
+"""Calls that are answered with the next one."""
+listened = False
 
 
 def log(line: str) -> None:
@@ -27,13 +30,22 @@ def answer(request_id: object, result: object) -> None:
     send({"jsonrpc": "2.0", "id": request_id, "result": result})
 
 
-def call(request_id: object, params: dict) -> None:  # type: ignore[type-arg]
+def call(request_id: object, params: dict) -> None:  # type: ignore[type-arg] # noqa: C901
     if MODE == "crash":
         os._exit(3)
     if MODE == "hang":
         return
+    if MODE == "late" and not late:
+        return late.append(request_id)
+    for earlier in late:
+        answer(earlier, {"content": [{"type": "text", "text": '"late"'}]})
     if MODE == "malformed":
         return send('{"jsonrpc": "2.0", "id": ')
+    if MODE in ("half", "unterminated"):
+        last = json.dumps({"jsonrpc": "2.0", "id": request_id, "result": {"content": []}})
+        sys.stdout.write(last if MODE == "unterminated" else last[:20])
+        sys.stdout.flush()
+        os._exit(3)
     if MODE == "huge":
         return send("{" + "x" * 300_000)
     if MODE == "endless":
@@ -49,8 +61,19 @@ def call(request_id: object, params: dict) -> None:  # type: ignore[type-arg]
         send({"jsonrpc": "2.0", "method": "notifications/progress", "params": note})
     text = json.dumps(dict(os.environ)) if params["name"] == "env" else json.dumps(params["arguments"])
     answer(request_id, {"content": [{"type": "text", "text": text}]})
+    if MODE == "twice":
+        answer(request_id, {"content": [{"type": "text", "text": '"again"'}]})
     if MODE == "changing":
         send({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"})
+
+
+def listen(request_id: object) -> None:
+    """End the first subscription of a server that is restless."""
+    global listened
+    send({"jsonrpc": "2.0", "method": "notifications/subscriptions/acknowledged"})
+    if MODE == "restless" and not listened:
+        answer(request_id, {"resultType": "complete"})
+    listened = True
 
 
 def main() -> None:  # noqa: C901
@@ -79,7 +102,9 @@ def main() -> None:  # noqa: C901
             answer(request_id, {"tools": [{"name": MODE, "inputSchema": {"type": "object"}}]})
         elif method == "tools/call":
             call(request_id, message["params"])
-        elif request_id is not None and method != "subscriptions/listen":
+        elif method == "subscriptions/listen":
+            listen(request_id)
+        elif request_id is not None:
             send({"jsonrpc": "2.0", "id": request_id, "error": {"code": -32601, "message": "unknown"}})
     log("input closed")
     if MODE == "grandchild":

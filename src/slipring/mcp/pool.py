@@ -237,9 +237,19 @@ class Pool:
                 task.cancel()
                 self._closing.add(task)
                 task.add_done_callback(self._closing.discard)
-        if entry.connection is not None:
-            self._beside(entry.connection.close())
-            entry.connection = None
+        connection, entry.connection = entry.connection, None
+        if connection is None:
+            return
+        self._beside(connection.close())
+        if connection.agreement.announces_tool_changes and not self._is_heard(entry.server):
+            self._known_of(entry.server).public_list.changed()
+
+    def _is_heard(self, server: McpServer) -> bool:
+        """Whether a connection is left on which the server can announce that its list changed."""
+        return any(
+            entry.server.key == server.key and entry.connection is not None and entry.connection.is_usable
+            for entry in self._entries.values()
+        )
 
     def _retire(self, entry: _Entry, connection: Connection) -> None:
         """Use a connection for nothing new. Other callers that wait for an answer on it still get it."""

@@ -10,7 +10,17 @@ from slipring.mcp.pool import Pool
 from slipring.mcp.protocol.tools import TextContent
 from slipring.mcp.transports.addresses import Reach
 from tests.loop_clock import LoopClock
-from tests.mcp.fakes import Exchange, FakeServer, FakeSseServer, Reply, at, event, serving, text
+from tests.mcp.fakes import (
+    Exchange,
+    FakeServer,
+    FakeSseServer,
+    Reply,
+    at,
+    event,
+    result,
+    serving,
+    text,
+)
 
 
 async def test_the_older_transport_is_found_and_used(pool: Pool, old: FakeSseServer) -> None:
@@ -60,6 +70,38 @@ async def test_a_timeout_is_told_in_words(
         await pool.call(at(old, call_timeout_s=60), "add", {})
     while not old.count("notifications/cancelled"):  # noqa: ASYNC110 - no event
         await asyncio.sleep(0.01)
+
+
+async def test_answers_that_come_late_or_twice_are_those_of_no_other_call(
+    pool: Pool, old: FakeSseServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = LoopClock(monkeypatch)
+    answered: list[object] = []
+
+    async def send(request_id: object, value: str) -> None:
+        assert old.stream is not None
+        await old.stream.write(event(result(request_id, text(value))))
+
+    async def late(exchange: Exchange) -> Reply:
+        answered.append(exchange.id)
+        clock.advance(61)
+        return web.Response(status=202)
+
+    async def twice(exchange: Exchange) -> Reply:
+        for earlier in answered:
+            await send(earlier, "late")
+        for value in ("first", "second"):
+            await send(exchange.id, value)
+        answered.append(exchange.id)
+        return web.Response(status=202)
+
+    old.calls |= {"late": late, "twice": twice}
+    server = at(old, call_timeout_s=60)
+    with pytest.raises(TimedOut):
+        await pool.call(server, "late", {})
+    for _ in range(3):
+        assert (await pool.call(server, "twice", {})).content == (TextContent("first"),)
+    assert old.count("initialize") == 1
 
 
 @pytest.mark.parametrize(

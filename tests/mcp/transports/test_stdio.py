@@ -24,6 +24,7 @@ from slipring.mcp.pool import Pool
 from slipring.mcp.protocol.session import ProgressUpdate
 from slipring.mcp.protocol.tools import TextContent, ToolResult
 from slipring.mcp.servers import StdioServer
+from slipring.mcp.transports import connection
 from tests.loop_clock import LoopClock
 
 SCRIPT = str(Path(__file__).parents[1] / "stdio_server.py")
@@ -102,15 +103,20 @@ async def test_the_environment_is_filtered(pool: Pool, stage: Stage, monkeypatch
     assert not {"OPENAI_API_KEY", "SLIPRING_KEYS"} & set(found)
 
 
+@pytest.mark.parametrize("mode", ["crash", "half"])
 async def test_a_crash_in_a_call_leaves_its_outcome_unknown_and_the_next_call_restarts(
-    pool: Pool, stage: Stage
+    pool: Pool, stage: Stage, mode: str
 ) -> None:
     for _ in range(2):
         with pytest.raises(ConnectionLost) as caught:
-            await pool.call(stage.server("crash"), "crash", {})
+            await pool.call(stage.server(mode), mode, {})
         assert caught.value.outcome is Outcome.UNKNOWN
     assert stage.lines.count("tools/call") == 2
     assert len(stage.pids("started")) == 2
+
+
+async def test_a_last_answer_without_a_line_break_is_read(pool: Pool, stage: Stage) -> None:
+    assert (await pool.call(stage.server("unterminated"), "unterminated", {})).content == ()
 
 
 async def test_a_process_that_died_between_calls_is_started_again(pool: Pool, stage: Stage) -> None:
@@ -192,6 +198,43 @@ async def test_a_changed_list_is_fetched_again(pool: Pool, stage: Stage) -> None
     await pool.call(server, "changing", {})
     await pool.tools(server)
     assert stage.lines.count("tools/list") == 2
+
+
+async def test_a_subscription_that_the_server_ends_is_made_again(
+    pool: Pool, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "_LISTEN_RETRY_S", (0.0, 0.0))
+    server = stage.server("restless", "modern")
+    await pool.tools(server)
+    while stage.lines.count("subscriptions/listen") < 2:  # noqa: ASYNC110 - no event
+        await asyncio.sleep(0.01)
+    # Answered after the acknowledgement was read.
+    await pool.call(server, "restless", {})
+    listed = stage.lines.count("tools/list")
+    await pool.tools(server)
+    assert stage.lines.count("tools/list") == listed + 1, "the gap counts as a change"
+
+
+@pytest.mark.parametrize("era", ["old", "modern"])
+async def test_an_answer_after_its_timeout_is_not_that_of_the_next_call(
+    pool: Pool, stage: Stage, era: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = LoopClock(monkeypatch)
+    server = stage.server("late", era, call_timeout_s=60)
+    first = asyncio.create_task(pool.call(server, "late", {"a": 1}))
+    await stage.logged("tools/call")
+    clock.advance(61)
+    with pytest.raises(TimedOut):
+        await first
+    assert said(await pool.call(server, "late", {"a": 2})) == {"a": 2}
+    assert len(stage.pids("started")) == 1
+
+
+async def test_a_second_answer_to_a_call_is_not_that_of_the_next_one(pool: Pool, stage: Stage) -> None:
+    server = stage.server("twice")
+    for number in range(3):
+        assert said(await pool.call(server, "twice", {"a": number})) == {"a": number}
+    assert len(stage.pids("started")) == 1
 
 
 async def test_grandchildren_end_with_the_pool(stage: Stage) -> None:

@@ -283,7 +283,14 @@ async def half_a_body(exchange: Exchange) -> Reply:
     return response
 
 
-@pytest.mark.parametrize("crash", [broken_connection, ended_stream, half_a_body])
+async def half_an_event(exchange: Exchange) -> Reply:
+    """An answer, but for the empty line that makes it an event."""
+    response = await exchange.stream()
+    await response.write(event(result(exchange.id, text("never read")))[:-1])
+    return response
+
+
+@pytest.mark.parametrize("crash", [broken_connection, ended_stream, half_a_body, half_an_event])
 async def test_a_crash_in_a_call_leaves_its_outcome_unknown(pool: Pool, fake: FakeServer, crash: Any) -> None:
     fake.calls["add"] = crash
     with pytest.raises(ConnectionLost) as caught:
@@ -307,6 +314,18 @@ async def test_a_server_that_disappears_between_calls_was_not_sent_the_next_one(
     with pytest.raises(Unreachable) as caught:
         await pool.call(server, "add", {"a": 1, "b": 1})
     assert caught.value.outcome is Outcome.NOT_SENT
+
+
+async def test_a_second_answer_in_a_stream_is_not_read(pool: Pool, fake: FakeServer) -> None:
+    async def twice(exchange: Exchange) -> Reply:
+        response = await exchange.stream()
+        for value in ("first", "second"):
+            await response.write(event(result(exchange.id, text(value))))
+        return response
+
+    fake.calls["twice"] = twice
+    for _ in range(3):
+        assert (await pool.call(at(fake), "twice", {})).content == (TextContent("first"),)
 
 
 @pytest.mark.parametrize(

@@ -3,17 +3,22 @@
 import io
 import json
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from tests import wire
 from tests.harness import Running
 from tests.server.raw import (
     SMALL_BUFFER_BYTES,
     RawSocket,
+    open_tcp,
     stop_clock,
     until,
 )
 
 MIB = 2**20
+PAGE_BYTES = 4096
+"""Much less than what may be written without waiting for the client."""
 KEYS = ("a:key-of-a", "b:key-of-b")
 KEY_OF_A, KEY_OF_B = "Authorization: Bearer key-of-a\r\n", "Authorization: Bearer key-of-b\r\n"
 
@@ -56,12 +61,20 @@ def narrow_all(server: Running, buffer_bytes: int = SMALL_BUFFER_BYTES) -> None:
     acceptor._listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes)
 
 
-async def ask_and_not_read(server: Running, raw: RawSocket, response_id: str, key: str) -> None:
-    """Send a GET whose response is larger than all buffers, and wait until they are full."""
+@asynccontextmanager
+async def unread_response(server: Running, response_id: str, more: str = "") -> AsyncIterator[RawSocket]:
+    """A connection with a GET whose response is larger than all buffers, when these are full.
+
+    They are pages: the first piece of the body fills them. With larger ones a busy kernel, which moves bytes
+    from one side's buffer to the other's in its own time, takes whole pieces after writing has been paused,
+    and the connection does not count as unread in between."""
     unread = server.service.connections.unread
     before = unread.used_bytes
-    await raw.send(request("GET", f"/v1/responses/{response_id}", key))
-    await until(lambda: unread.used_bytes > before)
+    narrow_all(server, PAGE_BYTES)
+    async with open_tcp(server, small_buffers=True, buffer_bytes=PAGE_BYTES) as raw:
+        await raw.send(request("GET", f"/v1/responses/{response_id}", more))
+        await until(lambda: unread.used_bytes > before)
+        yield raw
 
 
 def length_of(head: bytes) -> int:

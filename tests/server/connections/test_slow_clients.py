@@ -18,13 +18,14 @@ from tests.server.connections.limited import (
     KEY_OF_B,
     KEYS,
     MIB,
+    PAGE_BYTES,
     Clock,
-    ask_and_not_read,
     cut,
     length_of,
     narrow_all,
     request,
     store_large,
+    unread_response,
 )
 from tests.server.raw import (
     CONTINUATION,
@@ -40,9 +41,6 @@ from tests.server.raw import (
     stop_clock,
     until,
 )
-
-_PAGE_BYTES = 4096
-"""Much less than what may be written without waiting for the client."""
 
 # Clients that do not read.
 
@@ -75,8 +73,7 @@ async def test_a_connection_whose_json_response_is_not_read_is_closed() -> None:
     async with serve() as server:
         response_id = await store_large(server, "any", 4 * MIB)
         clock = Clock(server)
-        async with open_tcp(server, small_buffers=True) as raw:
-            await ask_and_not_read(server, raw, response_id, "")
+        async with unread_response(server, response_id) as raw:
             clock.pass_by(30)
             assert server.service.connections.unread.used_bytes
             clock.pass_by(1)
@@ -88,8 +85,7 @@ async def test_a_client_that_reads_slowly_gets_more_time() -> None:
     async with serve() as server:
         response_id = await store_large(server, "any", 4 * MIB)
         clock, connections = Clock(server), server.service.connections
-        async with open_tcp(server, small_buffers=True) as raw:
-            await ask_and_not_read(server, raw, response_id, "")
+        async with unread_response(server, response_id) as raw:
             (connection,) = connections.slow_clients._unread
 
             def unread() -> int:
@@ -129,8 +125,7 @@ async def test_what_is_not_written_yet_of_a_response_counts_as_unread() -> None:
     async with serve() as server:
         response_id = await store_large(server, "any", 4 * MIB)
         clock = Clock(server)
-        async with open_tcp(server, small_buffers=True) as raw:
-            await ask_and_not_read(server, raw, response_id, "")
+        async with unread_response(server, response_id) as raw:
             (connection,) = server.service.connections.slow_clients._unread
             assert connection.unsent_bytes < MIB
             assert server.service.connections.unread.used_bytes > 2 * MIB
@@ -147,14 +142,14 @@ async def test_the_end_of_a_large_response_is_not_lost_to_make_room_for_another_
         response_id = await store_large(server, "any", _PIECE_BYTES + 50_000)
         await until(lambda: all(each.state is ConnectionState.IDLE for each in connections._known))
         Clock(server, narrows=False)
-        narrow_all(server, _PAGE_BYTES)
-        async with open_tcp(server, small_buffers=True, buffer_bytes=_PAGE_BYTES) as raw:
+        narrow_all(server, PAGE_BYTES)
+        async with open_tcp(server, small_buffers=True, buffer_bytes=PAGE_BYTES) as raw:
             await raw.send(request("GET", f"/v1/responses/{response_id}", "Connection: close\r\n"))
             length = length_of(await raw.read_head())
             (connection,) = connections._known
             body = await raw._read(_PIECE_BYTES)
             await until(lambda: connection.queued_bytes is None or not connection.queued_bytes())
-            assert connection.unsent_bytes > 2 * _PAGE_BYTES, "the client does not read the last piece"
+            assert connection.unsent_bytes > 2 * PAGE_BYTES, "the client does not read the last piece"
             async with open_tcp(server) as other:
                 await other.send(request("GET", "/v1/models"))
                 refused = await other.read_head()
@@ -167,8 +162,7 @@ async def test_a_closing_connection_whose_response_is_not_read_is_aborted() -> N
     async with serve() as server:
         response_id = await store_large(server, "any", 4 * MIB)
         clock = Clock(server)
-        async with open_tcp(server, small_buffers=True) as raw:
-            await ask_and_not_read(server, raw, response_id, "Connection: close\r\n")
+        async with unread_response(server, response_id, "Connection: close\r\n") as raw:
             clock.pass_by(31)
             assert await cut(raw)
             await until(lambda: server.service.connections.open <= 1)
@@ -197,24 +191,22 @@ async def test_unread_bytes_are_limited(bounds: dict[str, int]) -> None:
     limits = Limits(**bounds)
     async with serve(limits=limits, api_key=KEYS) as server:
         large = await store_large(server, "key-of-a", 4 * MIB)
-        small = await store_large(server, "key-of-b", MIB)
+        small = await store_large(server, "key-of-b", MIB // 2)
         stop_clock(server)
-        narrow_all(server)
+        connections = server.service.connections
         async with (
-            open_tcp(server, small_buffers=True) as first,
-            open_tcp(server, small_buffers=True) as other,
-            open_tcp(server, small_buffers=True) as second,
+            unread_response(server, large, KEY_OF_A) as first,
+            unread_response(server, small, KEY_OF_B),
+            open_tcp(server, small_buffers=True, buffer_bytes=PAGE_BYTES) as second,
         ):
-            await ask_and_not_read(server, first, large, KEY_OF_A)
-            await ask_and_not_read(server, other, small, KEY_OF_B)
-            open_before = server.service.connections.open
             await second.send(request("GET", f"/v1/responses/{large}", KEY_OF_A))
             # Not read before: a response that is read in time is not cut.
-            await until(lambda: server.service.connections.open < open_before)
+            await until(lambda: bool(connections.dropped))
             assert await cut(first)
-            assert server.service.connections.unread.used_by("b")
+            assert connections.dropped == {"unread": 1}
+            assert connections.unread.used_by("b")
             await second.read_head()
-            assert server.service.connections.unread.used_by("a") <= 5 * MIB
+            assert 0 < connections.unread.used_by("a") <= 5 * MIB
 
 
 async def test_queued_events_of_a_socket_count_as_unread() -> None:

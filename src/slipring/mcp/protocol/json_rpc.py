@@ -8,6 +8,7 @@ from slipring.base.surrogates import repaired
 from slipring.mcp.failures import Malformed
 
 METHOD_NOT_FOUND = -32601
+INTERNAL_ERROR = -32603
 HEADER_MISMATCH = -32020
 MISSING_CAPABILITY = -32021
 UNSUPPORTED_VERSION = -32022

@@ -7,9 +7,17 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from slipring.mcp.failures import ConnectionLost, McpFailure, TimedOut, TooLarge
+from slipring.mcp.failures import (
+    ConnectionLost,
+    HttpRejected,
+    McpFailure,
+    ProtocolFailure,
+    TimedOut,
+    TooLarge,
+    Unreachable,
+)
 from slipring.mcp.limits import McpLimits
-from slipring.mcp.protocol.json_rpc import decode_messages
+from slipring.mcp.protocol.json_rpc import INTERNAL_ERROR, decode_messages
 from slipring.mcp.protocol.session import (
     Abandon,
     Action,
@@ -29,6 +37,9 @@ _log = logging.getLogger(__name__)
 OnProgress = Callable[[ProgressUpdate], None]
 _PROGRESS_INTERVAL_S = 0.05
 """Progress that comes faster is not handed on. It still counts as a sign of life."""
+_LISTEN_RETRY_S = (1.0, 60.0)
+_PASSING_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
+"""What servers, and the proxies before them, answer while they start, are full or are replaced."""
 
 
 class _Wait:
@@ -126,7 +137,7 @@ class Connection(abc.ABC):
 
     async def close(self) -> None:
         """End the session. Callers that wait get ``ConnectionLost``."""
-        self._end(ConnectionLost, "the connection to the MCP server was closed")
+        self._run(self.session.closed(ConnectionLost, "the connection to the MCP server was closed"))
         await self._close()
         tasks = [task for task in self._tasks if task is not asyncio.current_task()]
         for task in tasks:
@@ -195,8 +206,34 @@ class Connection(abc.ABC):
             self._run(self.session.receive(message, request_id))
 
     def _end(self, kind: type[McpFailure], reason: str) -> None:
-        """The connection is gone, or is given up."""
+        """The connection is gone, or is given up. What changes from now on is not announced."""
+        was_usable = self.is_usable
         self._run(self.session.closed(kind, reason))
+        if was_usable and self.agreement.announces_tool_changes:
+            self._on_tools_changed()
+
+    async def _listen(self) -> None:
+        """Hear what the server announces for as long as the session lasts. A gap counts as a change."""
+        shortest, longest = _LISTEN_RETRY_S
+        pause = shortest
+        loop = asyncio.get_running_loop()
+        while self.is_usable:
+            began = loop.time()
+            try:
+                await self._listen_once()
+            except McpFailure as failure:
+                if not _may_pass(failure):
+                    return
+            if not self.is_usable:
+                return
+            self._on_tools_changed()
+            pause = shortest if loop.time() - began > longest else min(2 * pause, longest)
+            await asyncio.sleep(pause)
+
+    async def _listen_once(self) -> None:
+        """Hold one subscription, of revision 2026-07-28, until it ends. Raises ``McpFailure``."""
+        operation, actions = self.session.listen()
+        await self._wait(operation, actions, None)
 
     def _run(self, actions: Iterable[Action]) -> None:
         for action in actions:
@@ -255,3 +292,12 @@ class Connection(abc.ABC):
             wait.on_news = None  # it refers to the wait, which holds the result
             if wait.done.done() and not wait.done.cancelled():
                 wait.done.exception()  # retrieved, even if a cancellation came first
+
+
+def _may_pass(failure: McpFailure) -> bool:
+    """Whether a server that could not be listened to may allow it later."""
+    if isinstance(failure, HttpRejected):
+        return failure.status in _PASSING_STATUSES
+    if isinstance(failure, ProtocolFailure):
+        return failure.code == INTERNAL_ERROR
+    return isinstance(failure, ConnectionLost | Unreachable | TooLarge)

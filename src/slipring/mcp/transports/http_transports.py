@@ -51,7 +51,6 @@ _SESSION_ID = re.compile(r"[\x21-\x7e]{1,1024}")
 _EVENT_ID = re.compile(r"[\x20-\x7e]{1,1024}")
 _NOTICE_S = 10.0
 _DEFAULT_RETRY_S = 1.0
-_LISTEN_RETRY_S = (1.0, 60.0)
 _MAX_ENDPOINT_BYTES = 4096
 
 
@@ -207,6 +206,7 @@ class StreamableHttpConnection(Connection):
         self._exchanges: dict[int, asyncio.Task[None]] = {}
         self._notices: set[asyncio.Task[None]] = set()
         self._listening: asyncio.Task[None] | None = None
+        self._has_listened = False
 
     async def _open(self) -> None:
         """Nothing: each request connects by itself."""
@@ -371,33 +371,19 @@ class StreamableHttpConnection(Connection):
             pass  # a stream that breaks ends, and may be resumed like one that the server ended
         return size
 
-    async def _listen(self) -> None:
-        """Read announcements for as long as the session lasts. A gap counts as a change."""
-        shortest, longest = _LISTEN_RETRY_S
-        pause = shortest
-        while self.is_usable:
-            began = asyncio.get_running_loop().time()
-            if not await self._listen_once() or not self.is_usable:
-                return
-            self._on_tools_changed()
-            lasted = asyncio.get_running_loop().time() - began
-            pause = shortest if lasted > longest else min(2 * pause, longest)
-            await asyncio.sleep(pause)
-
-    async def _listen_once(self) -> bool:
-        """Hold one stream until it ends; return whether another attempt makes sense."""
-        try:
-            if self.agreement.is_modern:
-                operation, actions = self.session.listen()
-                await self._wait(operation, actions, None)
-                return True
-            async with self._request("GET", {"Accept": _EVENTS, **self._version()}) as response:
-                if response.status != 200 or _content_type(response) != _EVENTS:
-                    return response.status >= 500
-                await self._read_events(response, SseParser(self.limits.max_message_bytes), None, 0)
-                return True
-        except McpFailure as failure:
-            return isinstance(failure, ConnectionLost | Unreachable | TooLarge)
+    async def _listen_once(self) -> None:
+        if self.agreement.is_modern:
+            await super()._listen_once()
+            return
+        async with self._request("GET", {"Accept": _EVENTS, **self._version()}) as response:
+            if response.status != 200:
+                raise HttpRejected(response.status)
+            if _content_type(response) != _EVENTS:
+                raise Malformed("the MCP server does not answer with an event stream")
+            if self._has_listened:
+                self._on_tools_changed()  # what changed while nobody listened was not announced
+            self._has_listened = True
+            await self._read_events(response, SseParser(self.limits.max_message_bytes), None, 0)
 
 
 class HttpSseConnection(Connection):

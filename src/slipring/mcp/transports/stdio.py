@@ -57,7 +57,7 @@ class StdioConnection(Connection):
     async def _opened(self) -> None:
         if self.agreement.is_modern and self.agreement.announces_tool_changes:
             # On a pipe, announcements come between answers: the subscription costs no connection.
-            self._spawn(self._subscribe())
+            self._spawn(self._listen())
 
     async def _close(self) -> None:
         process = self._process
@@ -102,10 +102,10 @@ class StdioConnection(Connection):
         junk = 0
         failure: McpFailure = ConnectionLost("the MCP server's process ended before the answer")
         try:
-            while line := await process.stdout.readline():
-                line = line.strip()
+            while read := await process.stdout.readline():
+                line = read.strip()
                 if line[:1] in (b"{", b"["):
-                    self._receive(line)
+                    self._take(line, is_whole=read.endswith(b"\n"))
                 elif line:
                     # Text that programs print by mistake. It cannot be an answer.
                     junk += 1
@@ -118,6 +118,15 @@ class StdioConnection(Connection):
         except McpFailure as found:
             failure = found
         self._give_up(failure)
+
+    def _take(self, line: bytes, *, is_whole: bool) -> None:
+        """Take a message. One that is not whole was cut by the end of the process, unless it lacks only its
+        line break."""
+        try:
+            self._receive(line)
+        except Malformed:
+            if is_whole:
+                raise
 
     def _give_up(self, failure: McpFailure) -> None:
         """End the session and the process."""
@@ -147,12 +156,6 @@ class StdioConnection(Connection):
     async def _time_probe(self) -> None:
         await asyncio.sleep(self.limits.probe_timeout_s)
         self._run(self.session.probe_timed_out())
-
-    async def _subscribe(self) -> None:
-        operation, actions = self.session.listen()
-        # A server that declines is asked again when its list is stale.
-        with contextlib.suppress(McpFailure):
-            await self._wait(operation, actions, None)
 
 
 def _signal_group(process: asyncio.subprocess.Process, what: signal.Signals) -> None:
