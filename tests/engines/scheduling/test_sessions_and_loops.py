@@ -57,6 +57,15 @@ async def test_a_turn_that_is_sent_whole_keeps_the_session_of_its_loop() -> None
         assert session_of(fake.requests[-1]) == session_of(fake.requests[1])
 
 
+async def test_a_turn_that_comes_after_a_long_pause_goes_on_in_its_session() -> None:
+    in_front = in_front_of(FakeVllmWithSessions(), kv_tokens=4000)
+    async with in_front as (fake, server), server.connect() as socket:
+        _, two = await turns(socket, "one", "two")
+        grow_idle(server, 300)
+        await turns(socket, "three", after=two["id"])
+        assert session_of(fake.requests[2]) == session_of(fake.requests[1]) is not None
+
+
 async def test_a_session_is_closed_with_its_loop_after_a_turn_that_was_sent_whole() -> None:
     async with (
         in_front_of(Unsettled(), kv_tokens=280) as (fake, server),
