@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from slipring.engines.scheduling.loop_schedule import REVIEW_S, LoopSchedule, Need, Rules, Turn
+from slipring.engines.scheduling.loop_schedule import REVIEW_S, Loop, LoopSchedule, Need, Rules, Turn
 from slipring.engines.scheduling.pause_lengths import PauseLengths, kind_of
 
 CHUNK = 8192
@@ -109,10 +109,10 @@ class Replica:
         self.asked: dict[Turn, Request] = {}
         if rule in ("slipring", "sessions"):
             rules = Rules(int(engine.capacity * 0.95), engine.most_running)
-            self.schedule = LoopSchedule(rules, self._demoted if rule == "sessions" else lambda key: None)
+            self.schedule = LoopSchedule(rules, self._demoted if rule == "sessions" else lambda loop: None)
 
-    def _demoted(self, key: str) -> None:
-        self.pinned.pop(int(key), None)
+    def _demoted(self, loop: Loop) -> None:
+        self.pinned.pop(int(loop.key), None)
 
     def ask(self, request: Request, now: float) -> None:
         key = request.program.number

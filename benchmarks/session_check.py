@@ -21,6 +21,9 @@ vLLM runs with slipring's plugin, and serves the model of `many_agents.py` in th
 - **Minutes**: both at once for ``--minutes``: chains whose tokens are checked, beside clients that leave.
 - **Preemption**: sessions that open at once and whose answers do not fit the KV cache together, so that vLLM
   takes running ones off and computes them again. Their tokens are checked as above.
+- **Servers**: the clients of two slipring servers, which stay connected: as many of each as there may be
+  sessions. Those of one leave no room, and those of the other go on a minute later in sessions even so; then
+  in turn, then both at once. Without the schedule of loops, so that only vLLM's plugin ends sessions.
 - **Restart**: chains over slipring whose vLLM is ended and started again by ``--restart-command`` between two
   turns; half of the clients ask meanwhile. Every chain must go on with its whole history, and in sessions.
 - **Decoding**: how long 60 tokens take, from the first to the last and from the request to the last, in a
@@ -44,7 +47,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -59,12 +62,16 @@ from session_faults import faults
 
 from slipring.commands.bench.subject import machine
 
-PARTS = ("tokens", "settings", "decoding", "chains", "leaving", "minutes", "preemption", "restart")
+PARTS = ("tokens", "settings", "decoding", "chains", "leaving", "servers", "minutes", "preemption", "restart")
+USUAL = PARTS[:5]
 _WORDS = range(1_000, 140_000)
 _TOLERANCE = 0.35
 """How much less likely than the likeliest a token may be, as the difference of logarithms."""
 _ROUNDED = 0.015
 """Log probabilities that are equal differ by less when they are rounded."""
+_KEPT_S = 65.0
+"""A session that is not used for so long makes room for another slipring server's, and a server that was
+refused one asks again."""
 _RETRIES_S = 400.0
 """How long clients ask again while vLLM is started."""
 
@@ -237,6 +244,12 @@ class Agent:
 
     def __init__(self, ws: aiohttp.ClientWebSocketResponse, model: str) -> None:
         self._ws, self._model = ws, model
+
+    async def rest(self, seconds: float) -> None:
+        """Ask nothing for a while; read, which answers pings."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._ws.receive()
 
     async def ask(self, said: str, after: str | None, limit: int, **fields: Any) -> Answer:
         frame = {
@@ -466,6 +479,75 @@ async def check_restart(
     }
 
 
+class Clients:
+    """Clients of one server that stay connected, with a chain each."""
+
+    def __init__(self, agents: list[Agent], at_once: int, seed: int) -> None:
+        self._agents = agents
+        self._asking = asyncio.Semaphore(at_once)
+        self._dice = random.Random(f"{seed} servers")
+        self._latest: list[str | None] = [None] * len(agents)
+        self.wrong: list[str] = []
+
+    async def ask(self, turns: int) -> None:
+        """So many further turns of each chain."""
+        for _ in range(turns):
+            await asyncio.gather(*map(self._ask, range(len(self._agents))))
+
+    async def _ask(self, number: int) -> None:
+        said = " ".join(str(self._dice.randrange(10_000)) for _ in range(10))
+        async with self._asking:
+            answer = await self._agents[number].ask(said, self._latest[number], 8)
+        if answer["id"] is None:
+            self.wrong.append(str(answer["failed"]))
+        self._latest[number] = answer["id"]
+
+    async def rest(self, seconds: float) -> None:
+        await asyncio.gather(*(agent.rest(seconds) for agent in self._agents))
+
+
+async def counted(vllm: Vllm, asking: Awaitable[Any]) -> dict[str, float]:
+    """What vLLM counts of sessions while turns are taken, and how many are open then."""
+    before = await vllm.state()
+    await asking
+    after = await vllm.state()
+    found = {name: after[name] - before[name] for name in ("opened", "continued")}
+    return {**found, "open": after["sessions"]}
+
+
+async def check_servers(
+    vllm: Vllm, servers: list[Server], at_once: int, turns: int, seed: int
+) -> dict[str, Any]:
+    """The clients of two servers, of each as many as there may be sessions."""
+    count = await vllm.most_sessions()
+    async with AsyncExitStack() as connected:
+        http = await connected.enter_async_context(aiohttp.ClientSession())
+
+        async def clients(server: Server) -> Clients:
+            sockets = [
+                await connected.enter_async_context(
+                    http.ws_connect(f"{server.url}/responses", max_msg_size=0)
+                )
+                for _ in range(count)
+            ]
+            return Clients([Agent(ws, server.model) for ws in sockets], at_once, seed)
+
+        first, second = [await clients(server) for server in servers]
+
+        async def rest() -> None:
+            await asyncio.gather(first.rest(_KEPT_S), second.rest(_KEPT_S))
+
+        found = {"first": await counted(vllm, first.ask(turns))}
+        found["second, at once"] = await counted(vllm, second.ask(2))
+        await rest()
+        found["second"] = await counted(vllm, second.ask(turns))
+        found["first, at once"] = await counted(vllm, first.ask(2))
+        await rest()
+        found["first again"] = await counted(vllm, first.ask(turns))
+        found["both"] = await counted(vllm, asyncio.gather(first.ask(turns), second.ask(turns)))
+    return {**found, "clients of each": count, "wrong": first.wrong + second.wrong}
+
+
 async def time_decoding(
     vllm: Vllm, at_once: int, waiting: int, rounds: int, context: int, seed: int
 ) -> dict[str, Any]:
@@ -636,11 +718,21 @@ async def check(given: argparse.Namespace, report: Callable[[str, Any], None]) -
                 name: running.enter_context(slipring_over(ending, f"check-{name}", name, named))
                 for name in ("off", "on")
             }
+            both = [
+                running.enter_context(
+                    slipring_over(
+                        ending, f"check-{name}", "on", f"{named},scheduling=false,max_sessions=4096"
+                    )
+                )
+                for name in ("first", "second")
+                if "servers" in given.parts
+            ]
             parts: dict[str, Callable[[], Awaitable[Any]]] = {
                 "chains": lambda: check_chains(
                     vllm, servers, given.settings, given.agents, given.turns, given.seed
                 ),
                 "leaving": lambda: check_leaving(vllm, servers["on"], given.agents, 4, given.seed),
+                "servers": lambda: check_servers(vllm, both, given.agents, given.turns, given.seed),
                 "minutes": lambda: check_minutes(
                     vllm, servers["on"], given.agents, given.turns, given.minutes * 60, given.seed
                 ),
@@ -664,7 +756,7 @@ def main() -> int:
     parser.add_argument("--agents", type=int, default=64)
     parser.add_argument("--turns", type=int, default=8)
     parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS[:-3])
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=USUAL)
     parser.add_argument(
         "--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS), help="those that this vLLM takes"
     )

@@ -8,7 +8,7 @@ _UNLIKELY = 0.02
 doubled token makes most of those after it unlikely."""
 _BY_CHANCE = 4
 """So many answers more than twice those of the control may differ."""
-_STATES = ("after chains", "after leaving", "after minutes", "at the end")
+_STATES = ("after chains", "after leaving", "after servers", "after minutes", "at the end")
 """When nothing may be held. After a restart stored chains are, which may go on."""
 _AGAIN = "whole = whole again"
 _CONTROL, _COMPARED = "control: twice without sessions", "with sessions against without"
@@ -27,12 +27,27 @@ def faults(record: dict[str, Any]) -> list[str]:
         if _COMPARED in told:
             found += [f"{part}: {fault}" for fault in _unequal(told)]
     preemption, restart = record.get("preemption"), record.get("restart")
+    found += [f"servers: {fault}" for fault in _kept_out(record.get("servers", {}))]
     if preemption and not preemption["preemptions"]:
         found.append("preemption: vLLM has preempted nothing")
     if restart and not restart.get("restarts"):
         found.append("restart: the command has failed")
     if restart and not restart["continued after"]:
         found.append("restart: no turn went on in a session afterwards")
+    return found
+
+
+def _kept_out(servers: dict[str, Any]) -> list[str]:
+    """Whose clients had no sessions, of two servers that are used in turn and then both at once."""
+    if not servers:
+        return []
+    found = [
+        f"no turn went on in a session: {name}"
+        for name in ("first", "second", "first again", "both")
+        if not servers[name]["continued"]
+    ]
+    if servers["second, at once"]["opened"]:
+        found.append("the clients of the first have left room for those of the second")
     return found
 
 

@@ -64,6 +64,12 @@ _RIGHT: dict[str, Any] = {
         "sessions": {"opened": 3, "continued": 9},
     },
     "after leaving": {"sessions": 0, "num_requests_waiting": 0.0, "kv_cache_usage_perc": 0.0},
+    "servers": {
+        **{name: {"continued": 16.0} for name in ("first", "second", "first again", "both")},
+        "second, at once": {"opened": 0.0},
+        "wrong": [],
+    },
+    "after servers": {"sessions": 0},
     "preemption": {"preemptions": 3.0, "tokens": 0, "wrong": []},
     "restart": {"restarts": 1, "continued after": 4, "wrong": []},
 }
@@ -96,6 +102,14 @@ _RIGHT: dict[str, Any] = {
         ),
         ("chains", {"sessions": {"opened": 3, "continued": 0}}, "chains: no turn went on in a session"),
         ("after leaving", {"num_requests_waiting": 3.0}, "after leaving: num_requests_waiting is 3.0"),
+        ("servers", {"second": {"continued": 0.0}}, "servers: no turn went on in a session: second"),
+        ("servers", {"wrong": ["refused"]}, "servers: refused"),
+        (
+            "servers",
+            {"second, at once": {"opened": 1.0}},
+            "servers: the clients of the first have left room for those of the second",
+        ),
+        ("after servers", {"sessions": 2}, "after servers: sessions is 2"),
         ("preemption", {"preemptions": 0.0}, "preemption: vLLM has preempted nothing"),
         ("restart", {"restarts": 0}, "restart: the command has failed"),
         ("restart", {"continued after": 0}, "restart: no turn went on in a session afterwards"),

@@ -145,6 +145,11 @@ class Vllm:
         async with self._http.post(address, headers={"Connection": "close"}) as answer:
             return answer.status == 200 and (await answer.json())["success"] is True
 
+    async def most_sessions(self) -> int:
+        async with self._http.get(self._url + PATH) as answer:
+            most: int = (await answer.json())["most_sessions"]
+            return most
+
     async def most_session_tokens(self) -> int:
         async with self._http.get(self._url + PATH) as answer:
             most: int = (await answer.json())["most_tokens"]

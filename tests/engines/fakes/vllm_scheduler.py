@@ -20,6 +20,7 @@ class Status(Enum):
     WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR = auto()
     WAITING_FOR_STREAMING_REQ = auto()
     RUNNING = auto()
+    PREEMPTED = auto()
 
 
 @dataclass
@@ -73,15 +74,37 @@ class StreamingUpdate:
         return cls(request.prompt_token_ids, request.max_tokens) if request.resumable else None
 
 
+class Queue(deque[object]):
+    """Of requests, in the order in which they came."""
+
+    def add_request(self, request: object) -> None:
+        self.append(request)
+
+    def prepend_request(self, request: object) -> None:
+        self.appendleft(request)
+
+
+class PriorityQueue(list[object]):
+    """Of requests with priorities: none goes before all others because it was put there."""
+
+    def add_request(self, request: object) -> None:
+        self.append(request)
+
+    def prepend_request(self, request: object) -> None:
+        self.append(request)
+
+
 class Scheduler:
     """One request, of which at most two steps are under way at a time, and others that wait for a place."""
 
     hash_block_size = BLOCK
     update = StreamingUpdate
 
-    def __init__(self, request: Request, *, waiting: Iterable[object] = ()) -> None:
+    def __init__(
+        self, request: Request, *, waiting: Iterable[object] = (), has_priorities: bool = False
+    ) -> None:
         self.request = request
-        self.skipped_waiting: deque[object] = deque(waiting)
+        self.skipped_waiting = (PriorityQueue if has_priorities else Queue)(waiting)
         self.num_waiting_for_streaming_input = 0
         self.counted = 0
         """How many places were reserved for sessions when the last step was begun."""
@@ -95,7 +118,7 @@ class Scheduler:
                 self.under_way.append(next(tokens))
             if not self.under_way:
                 return emitted
-            emitted += self._end(self.under_way.popleft())
+            emitted += self.end_step()
 
     def append(self, ids: list[int], max_tokens: int, constraint: Constraint | None = None) -> None:
         """The next turn."""
@@ -110,7 +133,7 @@ class Scheduler:
         is_blocked = request.status is Status.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
         if is_blocked and constraint is not None and constraint.is_grammar_ready:
             request.status = Status.WAITING
-        if request.status is Status.WAITING:
+        if request.status in (Status.WAITING, Status.PREEMPTED):
             request.status = Status.RUNNING
             if request in self.skipped_waiting:
                 self.skipped_waiting.remove(request)
@@ -121,6 +144,21 @@ class Scheduler:
         request.num_computed_tokens = len(request.all_token_ids) + request.num_output_placeholders
         request.num_output_placeholders += 1
         return True
+
+    def preempt(self) -> None:
+        """Take the request's blocks away. What steps under way emit is emitted still."""
+        self.request.status = Status.PREEMPTED
+        self.request.num_computed_tokens = 0
+        self.skipped_waiting.prepend_request(self.request)
+
+    def get_num_unfinished_requests(self) -> int:
+        """Requests for which there is something to do."""
+        idle = self.num_waiting_for_streaming_input
+        return len(self.skipped_waiting) - idle + (self.request.status is Status.RUNNING)
+
+    def end_step(self) -> list[int]:
+        """End the step that was begun first. Returns what is emitted."""
+        return self._end(self.under_way.popleft())
 
     def _end(self, token: int) -> list[int]:
         request = self.request
@@ -133,15 +171,23 @@ class Scheduler:
         if request.structured_output_request is not None:
             request.structured_output_request.accepted.append(token)
         if token == STOP or request.outputs >= request.max_tokens:
-            assert request.status is Status.RUNNING, "the engine ends: a request is queued twice"
+            was_preempted = request.status is Status.PREEMPTED
+            assert was_preempted or request.status is Status.RUNNING, (
+                "the engine ends: a request is queued twice"
+            )
+            if was_preempted:
+                self.skipped_waiting.remove(request)
             self._handle_stopped_request(request)
         return [token]
 
     def _handle_stopped_request(self, request: Any) -> bool:
         request.status = Status.WAITING_FOR_STREAMING_REQ
         self.num_waiting_for_streaming_input += 1
-        self.skipped_waiting.append(request)
+        self._enqueue_waiting_request(request)
         return False
+
+    def _enqueue_waiting_request(self, request: Any) -> None:
+        self.skipped_waiting.add_request(request)
 
     def _update_request_as_session(self, session: Any, update: Any) -> None:
         del session.all_token_ids[session.num_computed_tokens :]

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from slipring.engines.scheduling.loop_schedule import (
     _MOST_RESIDENT,
     REVIEW_S,
+    Loop,
     LoopSchedule,
     Need,
     Rules,
@@ -24,7 +25,7 @@ class Loops:
 
     def __init__(self, rules: Rules = RULES) -> None:
         self.demoted: list[str] = []
-        self.schedule = LoopSchedule(rules, self.demoted.append)
+        self.schedule = LoopSchedule(rules, lambda loop: self.demoted.append(loop.key))
         self.now = 0.0
 
     def ask(self, key: str, tokens: int, tenant: str = "one", **fields: Any) -> Turn:
@@ -243,20 +244,51 @@ def test_a_loop_that_pauses_for_longer_than_its_tools_take_is_silent() -> None:
     loops.learn("read", 0.2)
     loops.run("quick", 10, "read")
     loops.run("slow", 10, "build")
+    loops.run("ended", 10, "build")
+    known = dict(loops.schedule._loops)
+    loops.schedule.drop("ended")
     runs = loops.ask("runs", 10)
     loops.started()
 
     def silent() -> list[str]:
-        names = ("quick", "slow", "runs", "unknown")
-        return [name for name in names if loops.schedule.is_silent(name, loops.now)]
+        each = {**known, "runs": runs.loop}
+        return [name for name, loop in each.items() if loops.schedule.is_silent(loop, loops.now)]
 
-    assert silent() == ["unknown"]
+    assert silent() == ["ended"]
     loops.now += 10.0
-    assert silent() == ["quick", "unknown"]
+    assert silent() == ["quick", "ended"]
     loops.now += 600.0
-    assert silent() == ["quick", "slow", "unknown"]
+    assert silent() == ["quick", "slow", "ended"]
     loops.schedule.end(runs, 10, [], loops.now)
-    assert not loops.schedule.is_silent("runs", loops.now)
+    assert "runs" not in silent()
+
+
+def test_a_loop_is_not_silent_while_its_next_turn_waits_whatever_it_is_called_then() -> None:
+    loops = Loops(Rules(capacity=1000, most_running=1))
+    loops.run("a", 10, "read")
+    (loop,) = loops.schedule._loops.values()
+    loops.ask("busy", 10)
+    loops.started()
+    loops.now += 10_000.0
+    assert loops.schedule.is_silent(loop, loops.now)
+    waiting = loops.ask("b", 20, after="a")
+    assert waiting.loop is loop
+    assert not loops.schedule.is_silent(loop, loops.now)
+    loops.schedule.drop("b")  # its client has left
+    assert not loops.schedule.is_silent(loop, loops.now)
+    loops.schedule.withdraw(waiting, loops.now)
+    assert loops.schedule.is_silent(loop, loops.now)
+
+
+def test_a_loop_that_loses_its_place_is_not_another_with_the_same_key() -> None:
+    demoted: list[Loop] = []
+    schedule = LoopSchedule(RULES, demoted.append)
+    first, second = (schedule.ask("one", Need("a", 100), 0.0) for _ in range(2))
+    while schedule.next(0.0) is not None:
+        pass
+    schedule.end(first, 100, (), 0.0)
+    schedule.end(second, 100, (), 0.0)
+    assert [each is second.loop for each in demoted] == [True]
 
 
 def test_a_turn_that_two_continue_is_continued_by_two_loops() -> None:

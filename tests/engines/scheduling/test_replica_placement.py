@@ -15,7 +15,7 @@ RULES = Rules(capacity=1000, most_running=8)
 class Loops:
     def __init__(self, rules: Rules = RULES, count: int = 2) -> None:
         self.demoted: list[str] = []
-        self.schedules = ReplicaSchedules(rules, self.demoted.append, count)
+        self.schedules = ReplicaSchedules(rules, lambda loop: self.demoted.append(loop.key), count)
         self.now = 0.0
 
     def ask(self, key: str, tokens: int, tenant: str = "one", **fields: Any) -> Turn:
@@ -56,7 +56,12 @@ def test_each_replica_has_a_cache_of_its_own() -> None:
     loops.run("c", 300, "r1")
     assert loops.held == {"r1": 900, "r2": 600}
     assert not loops.demoted
-    assert [each for each in "abcd" if loops.schedules.is_silent(each, loops.now)] == ["d"]
+    replicas = loops.schedules._replicas
+    known = [loop for each in replicas for loop in each.schedule._loops.values()]
+    assert [each.key for each in known if loops.schedules.is_silent(each, loops.now)] == []
+    loops.schedules.drop("c")
+    assert [each.key for each in known if loops.schedules.is_silent(each, loops.now)] == ["c"]
+    loops.run("c", 300, "r1")
     status = loops.schedules.status(loops.now)
     assert (status.capacity_tokens, status.held_tokens, status.paused) == (2000, 1500, 3)
     assert [(each.replica, each.tokens) for each in status.listed] == [("r1", 600), ("r2", 600), ("r1", 300)]

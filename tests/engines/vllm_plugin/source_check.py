@@ -32,8 +32,10 @@ USED = (
         "v1/core/sched/scheduler.py",
         "Scheduler",
         (
+            "_enqueue_waiting_request(self, request)",
             "_handle_stopped_request(self, request)",
             "_update_request_as_session(self, session, update)",
+            "get_num_unfinished_requests(self)",
             "schedule(self)",
         ),
         ("num_waiting_for_streaming_input",),
@@ -50,10 +52,15 @@ USED = (
         (),
         (
             *("block_hashes", "max_tokens", "num_computed_tokens", "num_output_placeholders"),
-            *("resumable", "status", "structured_output_request"),
+            *("num_tokens", "resumable", "status", "structured_output_request"),
         ),
     ),
-    Used("v1/request.py", "RequestStatus", (), ("WAITING", "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR")),
+    Used(
+        "v1/request.py",
+        "RequestStatus",
+        (),
+        ("WAITING", "WAITING_FOR_STREAMING_REQ", "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR"),
+    ),
     Used("v1/structured_output/request.py", "StructuredOutputRequest", ("is_grammar_ready(self)",)),
     Used(
         "v1/engine/output_processor.py",
@@ -110,6 +117,8 @@ _SINCE_26 = {
 KNOWN = {
     "0.26.0": {
         **_SINCE_26,
+        "Scheduler._enqueue_waiting_request": "1745ae459119cb24",
+        "Scheduler.get_num_unfinished_requests": "9666fc250ce48746",
         "Scheduler._handle_stopped_request": "cbd534b909d35cfe",
         "Scheduler._update_request_as_session": "a68fdc68a3b717ef",
         "Scheduler.schedule": "de2e3f6c196a39a3",
@@ -118,6 +127,8 @@ KNOWN = {
     },
     "0.32.0": {
         **_SINCE_26,
+        "Scheduler._enqueue_waiting_request": "26c2fefef6eee94a",
+        "Scheduler.get_num_unfinished_requests": "10b9c6abdf31940f",
         "Scheduler._handle_stopped_request": "9495c48793c74280",
         "Scheduler._update_request_as_session": "ec92db8b765f6bdd",
         "Scheduler.schedule": "cf77c8a1a738767b",

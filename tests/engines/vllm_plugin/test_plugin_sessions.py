@@ -215,6 +215,9 @@ async def vllm(monkeypatch: pytest.MonkeyPatch, engine: Engine) -> Vllm:
     return Vllm(app, plugin)
 
 
+ONE = {"max_tokens": 1}
+
+
 def turn(**fields: Any) -> dict[str, Any]:
     sampling = {"max_tokens": 2, **fields.pop("sampling", {})}
     return {"session": "s", "held": 0, "prompt": [1, 2, 3], "sampling": sampling, **fields}
@@ -318,7 +321,7 @@ async def test_sessions_hold_no_more_than_their_part_of_the_cache(vllm: Vllm) ->
     await vllm.post(PATH, turn(session="a", prompt=[1] * 400, sampling={"max_tokens": 1}))
     assert (await vllm.post(PATH, turn(session="b", prompt=[1] * 201))).status == 400
     assert (await vllm.post(PATH, turn(session="a", held=400, prompt=[1] * 201))).status == 400
-    assert (await vllm.post(PATH, turn(session="a", held=400, prompt=[1] * 200))).status == 200
+    assert (await vllm.post(PATH, turn(session="a", held=400, prompt=[1] * 200, sampling=ONE))).status == 200
 
 
 async def test_sessions_that_were_idle_for_long_make_room(
@@ -335,13 +338,46 @@ async def test_sessions_that_were_idle_for_long_make_room(
     assert (await vllm.post(PATH, turn(session="a", held=8))).status == 200
 
 
+async def test_answers_that_take_more_room_than_there_is_end_the_longest_idle_sessions(vllm: Vllm) -> None:
+    """vLLM takes nothing from an idle session, so other requests would wait for what it holds."""
+    for name in "ab":
+        await vllm.post(PATH, turn(session=name, prompt=[1] * 300, sampling=ONE))
+    vllm.sessions.limits = Limits(2, 602)
+    assert (await vllm.post(PATH, turn(session="b", held=300, sampling={"max_tokens": 3}))).status == 400
+    await vllm.post(PATH, turn(session="b", held=300, prompt=[1], sampling={"max_tokens": 3}))
+    assert list(vllm.sessions._open) == ["b"]
+    assert vllm.sessions.held_tokens == 303
+    # One that alone holds too much ends as well.
+    await vllm.post(PATH, turn(session="b", held=303, prompt=[1] * 298, sampling={"max_tokens": 3}))
+    assert len(vllm.sessions) == 0
+
+
 async def test_a_session_does_not_end_for_its_own_room(vllm: Vllm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slipring.engines.vllm_plugin.sessions._SPARED_S", 0.0)
     for name in "ab":
-        await vllm.post(PATH, turn(session=name, prompt=[1] * 200, sampling={"max_tokens": 1}))
-    assert (await vllm.post(PATH, turn(session="a", held=200, prompt=[1] * 401))).status == 400
-    assert (await vllm.get(PATH)).json()["sessions"] == 1
-    assert (await vllm.post(PATH, turn(session="a", held=200, prompt=[1] * 400))).status == 200
+        await vllm.post(PATH, turn(session=name, prompt=[1] * 200, sampling=ONE))
+    assert (await vllm.post(PATH, turn(session="a", held=200, prompt=[1] * 400, sampling=ONE))).status == 200
+    assert set(vllm.sessions._open) == {"a"}
+
+
+async def test_no_session_ends_where_that_would_not_make_enough_room(
+    vllm: Vllm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slipring.engines.vllm_plugin.sessions._SPARED_S", 0.0)
+    for name in "ab":
+        await vllm.post(PATH, turn(session=name, prompt=[1] * 200, sampling=ONE))
+    # More than all sessions may hold, in a new session and in an open one.
+    assert (await vllm.post(PATH, turn(session="c", prompt=[1] * 601))).status == 400
+    assert (await vllm.post(PATH, turn(session="b", held=200, prompt=[1] * 401))).status == 400
+    assert (await vllm.get(PATH)).json()["sessions"] == 2
+    # One that was used just now stays, so the other one need not end either.
+    monkeypatch.setattr("slipring.engines.vllm_plugin.sessions._SPARED_S", 60.0)
+    vllm.sessions._open["a"].idle_since -= 100
+    assert (await vllm.post(PATH, turn(session="c", prompt=[1] * 401))).status == 400
+    assert (await vllm.get(PATH)).json()["sessions"] == 2
+    # Room for a session is room for its ids, too: only the one that is needed ends.
+    assert (await vllm.post(PATH, turn(session="c", prompt=[1] * 400, sampling=ONE))).status == 200
+    assert set(vllm.sessions._open) == {"b", "c"}
 
 
 async def test_a_failure_of_the_engine_ends_the_session(vllm: Vllm, engine: Engine) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from slipring.engines.vllm_plugin.corrections import mend_scheduler
+from slipring.engines.vllm_plugin.corrections import keep_sessions, mend_scheduler
 from slipring.engines.vllm_plugin.session_versions import missing_of
 from tests.engines.fakes.vllm_scheduler import BLOCK, STOP, Request, Scheduler, StreamingUpdate
 
@@ -24,8 +24,15 @@ class Mended(Scheduler):
     def _update_request_as_session(self, session: Any, update: Any) -> None:
         super()._update_request_as_session(session, update)
 
+    def _enqueue_waiting_request(self, request: Any) -> None:
+        super()._enqueue_waiting_request(request)
+
+    def get_num_unfinished_requests(self) -> int:
+        return super().get_num_unfinished_requests()
+
 
 mend_scheduler(Mended)
+keep_sessions(Mended)
 LATE = 99
 """What the model samples in the step that was begun after the last of a turn."""
 
@@ -111,15 +118,53 @@ def test_a_session_that_goes_on_goes_first() -> None:
 
 def test_in_a_queue_by_priority_the_place_of_a_session_that_goes_on_is_reserved() -> None:
     for kind, reserved in ((Mended, 1), (Scheduler, 0)):
-        scheduler = kind(Request([1], max_tokens=2))
+        scheduler = kind(Request([1], max_tokens=2), has_priorities=True)
         scheduler.run(11, 12)
-        scheduler.skipped_waiting = list(scheduler.skipped_waiting)  # type: ignore[assignment]
         scheduler.append([12, 51], max_tokens=2)
         assert scheduler.num_waiting_for_streaming_input == 0
         scheduler.schedule()
         assert scheduler.counted == reserved
         scheduler.schedule()  # it runs now
         assert scheduler.counted == 0
+
+
+@pytest.mark.parametrize("has_priorities", [False, True])
+def test_a_session_that_waits_for_its_next_turn_stands_in_no_queue(*, has_priorities: bool) -> None:
+    for kind, queued in ((Mended, 1), (Scheduler, 2)):
+        scheduler = kind(Request([1], max_tokens=2), waiting=["another"], has_priorities=has_priorities)
+        scheduler.run(11, 12)
+        assert scheduler.num_waiting_for_streaming_input == 1
+        assert len(scheduler.skipped_waiting) == queued
+        assert scheduler.get_num_unfinished_requests() == 1  # the other one
+        scheduler.append([12, 51], max_tokens=2)
+        assert len(scheduler.skipped_waiting) == 2
+        assert scheduler.get_num_unfinished_requests() == 2
+        assert scheduler.run(21, 22) == [21, 22]
+
+
+@pytest.mark.parametrize("steps_under_way", [1, 2])
+def test_a_session_that_is_preempted_at_the_end_of_its_turn_keeps_its_context(steps_under_way: int) -> None:
+    for kind, is_right in ((Mended, True), (Scheduler, False)):
+        scheduler = kind(Request([1, 2, 3], max_tokens=10))
+        scheduler.schedule()
+        scheduler.under_way.append(11)
+        scheduler.end_step()
+        for token in (STOP, LATE)[:steps_under_way]:
+            scheduler.schedule()
+            scheduler.under_way.append(token)
+        scheduler.preempt()
+        assert scheduler.end_step() == [STOP]
+        if is_right:
+            # The step that was begun after the last token emits nothing, and nothing is computed.
+            assert all(scheduler.end_step() == [] for _ in range(len(scheduler.under_way)))
+            assert scheduler.request.num_computed_tokens == 0
+        scheduler.under_way.clear()
+        scheduler.append([STOP, 51], max_tokens=10)
+        assert (scheduler.request.all_token_ids == [1, 2, 3, 11, STOP, 51]) is is_right
+        if is_right:
+            assert scheduler.request.num_computed_tokens == 0
+            assert scheduler.request.block_hashes == [(1, 2, 3, 11)]
+            assert scheduler.run(21, STOP, LATE) == [21, STOP]
 
 
 @pytest.mark.parametrize(
@@ -145,6 +190,8 @@ def test_vllm_loads_it_where_it_is_needed(
         schedule = Scheduler.schedule
         _handle_stopped_request = Scheduler._handle_stopped_request
         _update_request_as_session = Scheduler._update_request_as_session
+        _enqueue_waiting_request = Scheduler._enqueue_waiting_request
+        get_num_unfinished_requests = Scheduler.get_num_unfinished_requests
 
     class Update(StreamingUpdate):
         @classmethod

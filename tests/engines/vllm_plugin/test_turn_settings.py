@@ -8,7 +8,13 @@ from typing import Any
 
 import pytest
 
-from slipring.engines.vllm_plugin.corrections import keep_grammars, keep_outputs, keep_seeds, mend_scheduler
+from slipring.engines.vllm_plugin.corrections import (
+    keep_grammars,
+    keep_outputs,
+    keep_seeds,
+    keep_sessions,
+    mend_scheduler,
+)
 from tests.engines.fakes import vllm_scheduler
 from tests.engines.fakes.vllm_scheduler import STOP, Constraint, Request, Scheduler, Status
 
@@ -35,9 +41,16 @@ class Own(Scheduler):
     def _update_request_as_session(self, session: Any, update: Any) -> None:
         super()._update_request_as_session(session, update)
 
+    def _enqueue_waiting_request(self, request: Any) -> None:
+        super()._enqueue_waiting_request(request)
+
+    def get_num_unfinished_requests(self) -> int:
+        return super().get_num_unfinished_requests()
+
 
 mend_scheduler(Own)
 keep_grammars(Update, Own)
+keep_sessions(Own)
 
 
 class FirstOnly(Own):

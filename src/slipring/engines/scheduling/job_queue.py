@@ -13,7 +13,7 @@ from typing import Any
 
 from slipring.base.errors import OVERLOAD_RETRY_S, RateLimited
 from slipring.core.generation import Accepted, Begun, Emit, deliver
-from slipring.engines.scheduling.loop_schedule import REVIEW_S, Need
+from slipring.engines.scheduling.loop_schedule import REVIEW_S, Loop, Need
 from slipring.engines.scheduling.loop_schedule import Turn as LoopTurn
 from slipring.engines.scheduling.replica_placement import ReplicaSchedules
 
@@ -232,6 +232,11 @@ class Ticket:
     def has_to_wait(self) -> bool:
         """Whether the job may not run yet."""
         return self.start is not None and not self.start.done()
+
+    @property
+    def loop(self) -> Loop | None:
+        """The loop that the job belongs to, if jobs are scheduled."""
+        return None if self.scheduled is None else self.scheduled.loop
 
     async def begin(self, accepted: Accepted, emit: Emit) -> None:
         """Emit that the job is accepted, wait until it may run, and emit that it runs. Raises ``RateLimited``

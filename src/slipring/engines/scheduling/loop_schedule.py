@@ -125,8 +125,8 @@ class Turn:
 class LoopSchedule:
     """The loops of one engine."""
 
-    def __init__(self, rules: Rules, on_demoted: Callable[[str], None] = lambda key: None) -> None:
-        """``on_demoted`` is called with the key of a loop whose context need not be kept any longer."""
+    def __init__(self, rules: Rules, on_demoted: Callable[[Loop], None] = lambda loop: None) -> None:
+        """``on_demoted`` is called with a loop whose context need not be kept any longer."""
         self.rules = rules
         self.pauses = PauseLengths()
         self._on_demoted = on_demoted
@@ -203,13 +203,14 @@ class LoopSchedule:
         has_place = loop is not None and loop.is_resident
         return len(self._running) < self.rules.most_running and (has_place or not self._waiting)
 
-    def is_silent(self, key: str, now: float) -> bool:
-        """Whether a loop has probably ended: it is not known any more, or it pauses for longer than its kind
-        of pause lasts. Many clients never say that a loop has ended."""
-        loop = self._loops.get(key)
-        if loop is None:
+    def is_silent(self, loop: Loop, now: float) -> bool:
+        """Whether a loop has probably ended: it pauses, and is not known here any more or does so for longer
+        than its kind of pause lasts. Many clients never say that a loop has ended."""
+        if loop.paused_at is None:
+            return False
+        if self._loops.get(loop.key) is not loop:
             return True
-        return loop.paused_at is not None and now - loop.paused_at >= self.pauses.of(loop.kind).silence_s
+        return now - loop.paused_at >= self.pauses.of(loop.kind).silence_s
 
     # What happens
 
@@ -545,7 +546,7 @@ class LoopSchedule:
         """Keep the context of a paused loop no longer."""
         if self._paused.pop(loop, loop) is None:
             self._charge(loop, 0)
-            self._on_demoted(loop.key)
+            self._on_demoted(loop)
 
     def _forget_oldest(self) -> None:
         """Forget paused loops beyond the bound, the one that was used longest ago first."""

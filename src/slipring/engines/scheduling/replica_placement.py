@@ -14,7 +14,7 @@ from itertools import chain
 
 from msgspec import structs
 
-from slipring.engines.scheduling.loop_schedule import MOST_LISTED, LoopSchedule, Need, Rules, Turn
+from slipring.engines.scheduling.loop_schedule import MOST_LISTED, Loop, LoopSchedule, Need, Rules, Turn
 from slipring.observation import live_messages
 
 _MOST_REPLICAS = 256
@@ -39,7 +39,7 @@ class ReplicaSchedules:
     """The loops of one engine, by replica."""
 
     def __init__(
-        self, rules: Rules, on_demoted: Callable[[str], None] = lambda key: None, count: int = 1
+        self, rules: Rules, on_demoted: Callable[[Loop], None] = lambda loop: None, count: int = 1
     ) -> None:
         """``rules``: of a replica that does not report the size of its cache. ``most_running`` is for all of
         them together. ``count``: how many there are, as far as that is known."""
@@ -71,9 +71,9 @@ class ReplicaSchedules:
             ],
         )
 
-    def is_silent(self, key: str, now: float) -> bool:
+    def is_silent(self, loop: Loop, now: float) -> bool:
         """Whether a loop has probably ended, as far as its replica knows."""
-        return all(each.schedule.is_silent(key, now) for each in self._replicas)
+        return all(each.schedule.is_silent(loop, now) for each in self._replicas)
 
     # What is asked for
 

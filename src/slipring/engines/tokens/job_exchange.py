@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from slipring.core.generation import Delta, Emit, Job
 from slipring.engines.remote.http_client import Answered
+from slipring.engines.scheduling.loop_schedule import Loop
 from slipring.engines.tokens.token_answer import PieceParser, TokenAnswer, TokenReader
 
 
@@ -29,6 +30,8 @@ class JobExchange:
 
     answered: Answered | None = None
     """Called with the headers of an answer."""
+    loop: Loop | None = None
+    """The loop that the job belongs to, if jobs are scheduled."""
 
     def __init__(self, send: Send, job: Job, write: Write, answer: TokenAnswer) -> None:
         self._send = send

@@ -24,6 +24,7 @@ from slipring.core.generation import Delta, Emit, Finished, Job
 from slipring.engines.remote.http_connection import HttpFailure, TimedOut
 from slipring.engines.remote.replica_affinity import affinity_key
 from slipring.engines.remote.retries_and_breaker import GatewayFailed, RequestFailed, Retryable
+from slipring.engines.scheduling.loop_schedule import Loop
 from slipring.engines.scheduling.replica_placement import ReplicaSchedules
 from slipring.engines.tokens.job_exchange import JobExchange, Request, Send, Write
 from slipring.engines.tokens.job_rendering import position_of
@@ -90,11 +91,12 @@ class Session:
         *("reading", "route", "since", "tenant", "tokens", "used_at"),
     )
 
-    def __init__(self, job: Job, now: float) -> None:
+    def __init__(self, job: Job, loop: Loop | None, now: float) -> None:
         self.id = secrets.token_hex(16)
         self.tenant = job.tenant
-        self.loop = job.response_id
-        """The key of its loop: the response of its latest turn."""
+        self.loop = loop
+        """The loop of its latest turn, if a schedule knows the loops. It goes on also with turns that are not
+        in the session, and its key changes with each."""
         self.route = affinity_key(job)
         """What all its requests are routed by."""
         self.used_at = now
@@ -115,6 +117,14 @@ class Session:
         self.reading: asyncio.Task[None] | None = None
         """Reads ahead. It is cancelled only when the session is given up: the server then forgets the whole
         context."""
+
+
+class _Lacking(NamedTuple):
+    """What there is too little of: sessions, or tokens."""
+
+    needed: int
+    weight: Callable[[Session], int]
+    """How much of it a session has."""
 
 
 class Lease:
@@ -144,11 +154,12 @@ class Sessions:
     """The open sessions of one engine: on each replica at most ``most``, which hold at most ``most_tokens``
     tokens.
 
-    When there is no room, the tenant that has most of what is short loses the session that it has not used
-    for longest. If a schedule knows the loops, the session used longest ago of those whose loops are silent
-    makes room; else the latest of a tenant that has more than the one that asks; else no session is opened,
-    because among agents that take turns the session used longest ago is the one that is needed next. Sessions
-    whose turn runs are never closed for another's sake.
+    When there is no room, for another one or for what a turn adds to one, the tenant that has most of what is
+    short loses the session that it has not used for longest. If a schedule knows the loops, the session used
+    longest ago of those whose loops are silent makes room; else the latest of a tenant that has more than the
+    one that asks; else no session is opened, because among agents that take turns the session used longest
+    ago is the one that is needed next, and one that cannot grow is closed. Sessions whose turn runs are never
+    closed for another's sake, and none is where that would not make enough room.
 
     A session of a silent loop is closed after a while even if nothing here needs its room: nobody else at the
     server can use what it holds.
@@ -194,10 +205,10 @@ class Sessions:
         is_paused = any(now < until for until in self._refused_until.values())
         return self._refusal if self._is_refused or is_paused else ""
 
-    async def lease(self, job: Job, sent: Rendered) -> Lease | None:
+    async def lease(self, job: Job, sent: Rendered, loop: Loop | None) -> Lease | None:
         """The session that the job's parent left or, for a chain that is continued for the first time, a new
         one. None if the whole prompt is to be sent without a session. A server that does not answer delays
-        this, and does not fail it."""
+        this, and does not fail it. ``loop``: the one that the job belongs to, if that is known."""
         self._close_idle()
         if job.parent is None:
             return None  # perhaps the only turn; its context enters the cache that all requests share
@@ -210,15 +221,15 @@ class Sessions:
         if found is not None and not found[0].is_busy:
             session, steps = found
             self._unbind(session)
-            if (addressed := appended_by(session, steps)) is None:
-                self._discard(session)
-            else:
-                session.is_busy, session.tokens, session.since = True, sent.total, since
-                session.loop = job.response_id
+            addressed = appended_by(session, steps)
+            if addressed is not None and (closing := self._grow(session, sent.total)) is not None:
+                session.is_busy, session.since, session.loop = True, since, loop
+                await self._until_closed(session, closing)
                 return Lease(self, session, addressed)
+            self._discard(session)
         if job.recognised and parent is not None:
             self._discard_replaced(job.tenant, parent.body)
-        return await self._new(job, sent, since)
+        return await self._new(job, sent, since, loop)
 
     def _discard_replaced(self, tenant: str, context: Body) -> None:
         """Close the sessions whose latest answer a client has changed: its history now goes on from the
@@ -241,14 +252,18 @@ class Sessions:
         found = None if job.fork else self._find(job.tenant, sent.body)
         if found is None or found[0].is_busy:
             return False
-        if not self._fit(sent.total - found[0].tokens, self._replica_of(found[0].route), job.tenant):
-            return False
         session, steps = found
-        if session.id not in self._open or (addressed := appended_by(session, steps)) is None:
+        addressed = appended_by(session, steps)
+        if addressed is None or (closing := self._grow(session, sent.total)) is None:
             return False
         later_ids = [id for step in steps for id in step.ids]
+
+        async def send_then() -> None:
+            await self._until_closed(session, closing)
+            await send(addressed)
+
         session.is_busy = True
-        session.reading = self._loop.create_task(self._read(session, addressed, later_ids, send))
+        session.reading = self._loop.create_task(self._read(session, later_ids, send_then))
         await asyncio.shield(session.reading)
         return session.id in self._open
 
@@ -262,10 +277,10 @@ class Sessions:
             reading.cancel()
 
     async def _read(
-        self, session: Session, addressed: Addressed, later_ids: list[int], send: SendToSession
+        self, session: Session, later_ids: list[int], send: Callable[[], Awaitable[None]]
     ) -> None:
         try:
-            await send(addressed)
+            await send()
         except asyncio.CancelledError:
             # ``_until_read`` has closed the session: the caller goes on without it and is not cancelled.
             return
@@ -274,7 +289,6 @@ class Sessions:
             forget_frames(error)
             self._discard(session)
         else:
-            session.tokens += len(later_ids) - len(session.later_ids) + len(session.missing_ids)
             session.later_ids, session.missing_ids = later_ids, []
         finally:
             session.is_busy, session.reading, session.used_at = False, None, time.monotonic()
@@ -296,10 +310,11 @@ class Sessions:
         self._refused_until[self._replica_of(route)] = now + _PAUSE_S
         self._refusal = str(error)
 
-    def release(self, loop: str) -> None:
-        """Close the session of a loop whose context need not be kept any longer."""
-        for session in [each for each in self._open.values() if each.loop == loop and not each.is_busy]:
-            self._discard(session)
+    def release(self, loop: Loop) -> None:
+        """Close the session of a loop whose context need not be kept any longer. It may be reading ahead."""
+        for session in [each for each in self._open.values() if each.loop is loop]:
+            if not session.is_busy or session.reading is not None:
+                self._discard(session)
 
     def _distrust(self) -> None:
         """Use no more sessions: what the server holds in one is not what was sent. None is opened, and those
@@ -324,13 +339,13 @@ class Sessions:
         for task in self._closing:
             task.cancel()
 
-    async def _new(self, job: Job, sent: Rendered, since: int) -> Lease | None:
+    async def _new(self, job: Job, sent: Rendered, since: int, loop: Loop | None) -> Lease | None:
         now = time.monotonic()
-        session = Session(job, now)
+        session = Session(job, loop, now)
         replica = self._replica_of(session.route)
         if self._is_refused or now < self._refused_until.get(replica, 0.0):
             return None
-        if not self._make_room(sent.total, replica, job.tenant):
+        if self._make_room(sent.total, replica, job.tenant) is None:
             return None
         session.tokens, session.since = sent.total, since
         self._open[session.id] = session
@@ -372,50 +387,76 @@ class Sessions:
     def _on(self, replica: str) -> list[Session]:
         return [each for each in self._open.values() if self._replica_of(each.route) == replica]
 
-    def _make_room(self, tokens: int, replica: str, tenant: str) -> bool:
-        """Close sessions until a tenant's next one, with so many tokens, may be opened; False if that cannot
-        be."""
-        while len(self._on(replica)) >= self._most:
-            if not self._evict(replica, tenant, 1, lambda _: 1):
-                return False
-        return self._fit(tokens, replica, tenant)
+    def _grow(self, session: Session, total: int) -> list[asyncio.Task[None]] | None:
+        """Count so many tokens for a session, and close others if they need the room. Returns what waits for
+        the server to have closed them; None if there cannot be room, and then nothing has changed."""
+        replica = self._replica_of(session.route)
+        closing = self._make_room(total - session.tokens, replica, session.tenant, session)
+        if closing is not None:
+            session.tokens = total
+        return closing
 
-    def _fit(self, tokens: int, replica: str, tenant: str) -> bool:
-        """Close sessions until so many further tokens of a tenant are within bounds; False if that cannot
-        be."""
-        if self._most_tokens is None:
-            return True
-        if tokens > self._most_tokens:
-            return False
-        while sum(session.tokens for session in self._on(replica)) + tokens > self._most_tokens:
-            if not self._evict(replica, tenant, tokens, lambda session: session.tokens):
-                return False
-        return True
+    async def _until_closed(self, session: Session, closing: list[asyncio.Task[None]]) -> None:
+        """Wait until the server has closed the sessions that make room for one that grows, which is given up
+        if the caller is cancelled."""
+        if not closing:
+            return
+        try:
+            await asyncio.wait(closing, timeout=_CLOSING_S)
+        except BaseException:
+            self._discard(session)
+            raise
 
-    def _evict(self, replica: str, tenant: str, needed: int, weight: Callable[[Session], int]) -> bool:
-        """Close the idle session of a replica that makes room for a tenant, which needs so much more of what
-        ``weight`` counts. False if there is none."""
-        there = self._on(replica)
-        idle = [session for session in there if not session.is_busy]
-        if silent := [session for session in idle if self._is_silent(session)]:
-            self._discard(min(silent, key=lambda session: session.used_at))
-            return True
+    def _make_room(
+        self, tokens: int, replica: str, tenant: str, grown: Session | None = None
+    ) -> list[asyncio.Task[None]] | None:
+        """Close sessions until a tenant may have so many further tokens, in the session that grows or in a
+        new one. Returns what tells the server; None, and none is closed, if that would not be enough."""
+        rest, chosen = self._on(replica), list[Session]()
+        if (lacking := self._lacking(rest, tokens, grown)) is None:
+            return []
+        idle = [each for each in rest if not each.is_busy and each is not grown]
+        if self._lacking([each for each in rest if each not in idle], tokens, grown) is not None:
+            return None
+        silent = [each for each in idle if self._is_silent(each)]
+        silent.sort(key=lambda session: session.used_at, reverse=True)
+        while lacking is not None:
+            closed = silent.pop() if silent else self._yielding(rest, tenant, lacking, grown)
+            if closed is None:
+                return None
+            rest.remove(closed)
+            chosen.append(closed)
+            lacking = self._lacking(rest, tokens, grown)
+        return [task for each in chosen if (task := self._discard(each)) is not None]
+
+    def _lacking(self, there: list[Session], tokens: int, grown: Session | None) -> _Lacking | None:
+        """What those that are open on a replica leave too little of; None if there is enough."""
+        if grown is None and len(there) >= self._most:
+            return _Lacking(1, lambda _: 1)
+        held = sum(session.tokens for session in there)
+        if self._most_tokens is not None and held + tokens > self._most_tokens:
+            return _Lacking(tokens, lambda session: session.tokens)
+        return None
+
+    def _yielding(
+        self, there: list[Session], tenant: str, lacking: _Lacking, grown: Session | None
+    ) -> Session | None:
+        """The idle session of those on a replica that makes room for a tenant; None if none does."""
+        idle = [session for session in there if not session.is_busy and session is not grown]
         weights = {tenant: 0}
         for session in there:
-            weights[session.tenant] = weights.get(session.tenant, 0) + weight(session)
-        if self._schedule is not None:
-            idle = [each for each in idle if weights[each.tenant] > weights[tenant] + needed]
-            idle.reverse()  # the one that was opened last is the first of its tenant
-            chosen = max(idle, key=lambda session: weights[session.tenant], default=None)
-        else:
-            chosen = min(idle, key=lambda each: (-weights[each.tenant], each.used_at), default=None)
-        if chosen is not None:
-            self._discard(chosen)
-        return chosen is not None
+            weights[session.tenant] = weights.get(session.tenant, 0) + lacking.weight(session)
+        if self._schedule is None:
+            return min(idle, key=lambda each: (-weights[each.tenant], each.used_at), default=None)
+        idle = [each for each in idle if weights[each.tenant] > weights[tenant] + lacking.needed]
+        idle.reverse()  # the one that was opened last is the first of its tenant
+        return max(idle, key=lambda session: weights[session.tenant], default=None)
 
     def _is_silent(self, session: Session) -> bool:
         """Whether the loop of an idle session has probably ended; False if no schedule knows the loops."""
-        return self._schedule is not None and self._schedule.is_silent(session.loop, self._loop.time())
+        if self._schedule is None or session.loop is None:
+            return False
+        return self._schedule.is_silent(session.loop, self._loop.time())
 
     def _release(
         self,
@@ -441,14 +482,17 @@ class Sessions:
         session.body = weakref.ref(body, lambda _: self._dropped(key, session))
         # The position may be known for longer than its chain goes on: histories are recognised by it.
         session.end = weakref.ref(ends_with, lambda _: self._dropped(key, session))
+        if (former := self._by_body.get(key)) is not None:  # of another chain, which has come to the same
+            self._discard(former)
         self._by_body[key] = session
-        self._fit(0, self._replica_of(session.route), session.tenant)
+        if self._grow(session, session.tokens) is None:
+            self._discard(session)
         self._review_later()
 
     def _dropped(self, key: int, session: Session) -> None:
         """A position is gone, or its chain has ended, in whichever thread the last reference was."""
         if self._by_body.get(key) is session:
-            del self._by_body[key]
+            self._by_body.pop(key, None)
             try:
                 self._loop.call_soon_threadsafe(self._discard, session)
             except RuntimeError:  # the loop has closed, and the engine with it
@@ -457,7 +501,7 @@ class Sessions:
     def _unbind(self, session: Session) -> None:
         body = session.body() if session.body is not None else None
         if body is not None and self._by_body.get(id(body)) is session:
-            del self._by_body[id(body)]
+            self._by_body.pop(id(body), None)  # its chain may end now, in another thread
         session.body = None
 
     def _review_later(self) -> None:
@@ -477,14 +521,16 @@ class Sessions:
             if session.used_at < oldest or (session.used_at < now - _SPARED_S and self._is_silent(session)):
                 self._discard(session)
 
-    def _discard(self, session: Session) -> None:
-        """Forget a session, and tell the server that it has ended."""
+    def _discard(self, session: Session) -> asyncio.Task[None] | None:
+        """Forget a session, and tell the server that it has ended. Returns what tells it, if the session was
+        open."""
         if self._open.pop(session.id, None) is None:
-            return
+            return None
         self._unbind(session)
         task = self._loop.create_task(self._report_end(session))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
+        return task
 
     def _discard_if_refused(self, session: Session) -> None:
         if self._is_refused:
@@ -618,7 +664,7 @@ class SessionExchange(JobExchange):
         self._lease: Lease | None = None
 
     async def prepare(self) -> None:
-        self._lease = await self._sessions.lease(self._job, self._sent)
+        self._lease = await self._sessions.lease(self._job, self._sent, self.loop)
 
     async def attempt(self, emit: Emit, begin: Callable[[], None]) -> None:
         if (lease := self._lease) is not None:

@@ -42,7 +42,7 @@ from slipring.engines.remote.streamed_answer import CutOff
 from slipring.engines.remote.upstream import RemoteEngine, Upstream
 from slipring.engines.remote.upstream_errors import startup_errors
 from slipring.engines.scheduling.job_queue import Ticket
-from slipring.engines.scheduling.loop_schedule import Need, Rules
+from slipring.engines.scheduling.loop_schedule import Loop, Need, Rules
 from slipring.engines.scheduling.priorities_and_hints import AnswerLengths, goes_on
 from slipring.engines.scheduling.replica_placement import ReplicaSchedules
 from slipring.engines.tokens.job_exchange import JobExchange, Request
@@ -329,6 +329,7 @@ class TokenServer(RemoteEngine):
             # Encoded only now, because it takes memory: all ids as text.
             with closing(self.exchange(job, sent, limit, constraint, answer)) as exchange:
                 exchange.answered = partial(self._answered, ticket)
+                exchange.loop = ticket.loop
                 await exchange.prepare()  # its answer is not due yet
                 with suppress(CutOff):
                     await self._admission.run(partial(exchange.attempt, emit), ticket=ticket)
@@ -386,11 +387,11 @@ class TokenServer(RemoteEngine):
         if self.schedule is not None:
             self.schedule.drop(key)
 
-    def _context_demoted(self, key: str) -> None:
+    def _context_demoted(self, loop: Loop) -> None:
         """The context of a loop need not be kept any longer. Servers evict by themselves what no session
         holds."""
         if self.sessions is not None:
-            self.sessions.release(key)
+            self.sessions.release(loop)
 
     @abstractmethod
     async def cache_tokens(self) -> int | None:

@@ -15,6 +15,13 @@ Four faults of the scheduler, up to vLLM 0.31, read in its source:
 - A session that goes on is not counted among the requests that have a place in the model runner, though it
   has one. A request that was queued before it may take one too many, which ends the engine.
 
+Two that 0.32 has too:
+
+- A session that waits for its next turn stands in a queue that every step looks through. With many, that is
+  most of a step's time: here it stands in none until its turn comes, and counts as no waiting request.
+- A session that is preempted while its last token is under way has no computed tokens when its turn ends.
+  vLLM keeps what is computed: 0.26.0 goes on without the context, 0.32 never schedules the session again.
+
 Three parts of vLLM keep the settings that the first turn asked for, and get those of each turn:
 
 - The scheduler has the grammar of the first turn, with the state that this turn has left. vLLM compiles the
@@ -60,6 +67,7 @@ def mend() -> None:
         from vllm.v1.worker.worker_base import WorkerWrapperBase
 
         keep_grammars(StreamingUpdate, Scheduler)
+        keep_sessions(Scheduler)
         keep_outputs(OutputProcessor)
         keep_seeds(WorkerWrapperBase)
 
@@ -80,9 +88,8 @@ def mend_scheduler(scheduler: Any) -> None:
         del session.block_hashes[session.num_computed_tokens // self.hash_block_size :]
         session.max_tokens = update.max_tokens
         update_request_as_session(self, session, update)
-        if isinstance(self.skipped_waiting, deque):
-            _go_first(self.skipped_waiting, session)
-        else:
+        if not isinstance(self.skipped_waiting, deque):
+            # In a queue by priority a session that goes on is not the first, so its place is reserved.
             self.resumed_sessions = [*getattr(self, "resumed_sessions", ()), session]
 
     def schedule_beside(self: Any, *args: Any, **named: Any) -> Any:
@@ -97,32 +104,24 @@ def mend_scheduler(scheduler: Any) -> None:
 
 
 def _forget_steps_under_way(request: Any) -> None:
-    """Take back the steps that were begun after the last token of a turn; each will still bring one token."""
+    """Take back the steps that were begun after the last token of a turn; each will still bring one token.
+    Of a preempted request nothing is computed, these steps included."""
     under_way = request.num_output_placeholders
-    request.num_computed_tokens -= under_way
+    request.num_computed_tokens = max(request.num_computed_tokens - under_way, 0)
     request.async_tokens_to_discard += under_way
     request.num_output_placeholders = 0
-
-
-def _go_first(queue: Any, session: Any) -> None:
-    """A session has its place in the model runner, and is not counted while it waits to go on. So it goes
-    before all that wait for a place, or there would be one too few. In a queue by priority it cannot, and its
-    place is reserved instead."""
-    if session in queue:
-        queue.remove(session)
-        queue.appendleft(session)
 
 
 def _waits(session: Any) -> bool:
     return session.status is type(session.status).WAITING
 
 
-def with_reserved(scheduler: Any, places: int, schedule: Any, *args: Any, **named: Any) -> Any:
-    """Schedule a step while some sessions, which are not counted, keep their places in the model runner. vLLM
-    reserves the places of sessions that wait for their next turn, so they are counted among these."""
+def with_reserved(scheduler: Any, places: int, function: Any, *args: Any, **named: Any) -> Any:
+    """Run a function of a scheduler that counts as many sessions more as waiting for their next turn. vLLM
+    reserves the places in the model runner of those."""
     scheduler.num_waiting_for_streaming_input += places
     try:
-        return schedule(scheduler, *args, **named)
+        return function(scheduler, *args, **named)
     finally:
         scheduler.num_waiting_for_streaming_input -= places
 
@@ -161,6 +160,46 @@ def keep_grammars(streaming_update: Any, scheduler: Any) -> None:
 def _is_compiling(session: Any) -> bool:
     is_waiting = session.status == type(session.status).WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
     return is_waiting and not session.structured_output_request.is_grammar_ready
+
+
+def keep_sessions(scheduler: Any) -> None:
+    """Change a class of schedulers: a session that waits for its next turn stands in no queue, and has its
+    whole context when that comes. Must be the last to change ``_update_request_as_session``."""
+    enqueue_waiting_request = scheduler._enqueue_waiting_request
+    get_num_unfinished_requests = scheduler.get_num_unfinished_requests
+    update_request_as_session = scheduler._update_request_as_session
+
+    def enqueue(self: Any, request: Any) -> None:
+        if not _is_idle(request):
+            enqueue_waiting_request(self, request)
+
+    def update_as_session(self: Any, session: Any, update: Any) -> None:
+        was_idle, is_computed = _is_idle(session), session.num_computed_tokens > 0
+        if not is_computed:
+            # It was preempted. All but the last token belongs to it, as if that was computed.
+            session.num_computed_tokens = session.num_tokens - 1
+        update_request_as_session(self, session, update)
+        if not is_computed:
+            session.num_computed_tokens = 0
+        if was_idle and hasattr(self, "skipped_waiting"):
+            # Up to 0.31 nothing else looks after the place that it has in the model runner. So it goes before
+            # all that wait for one.
+            self.skipped_waiting.prepend_request(session)
+        elif was_idle:
+            enqueue_waiting_request(self, session)
+
+    def get_unfinished(self: Any) -> int:
+        # Those that wait for their next turn are taken off the lengths of the queues, in which they are not.
+        count: int = with_reserved(self, -self.num_waiting_for_streaming_input, get_num_unfinished_requests)
+        return count
+
+    scheduler._enqueue_waiting_request = enqueue
+    scheduler._update_request_as_session = update_as_session
+    scheduler.get_num_unfinished_requests = get_unfinished
+
+
+def _is_idle(session: Any) -> bool:
+    return session.status is type(session.status).WAITING_FOR_STREAMING_REQ
 
 
 def keep_seeds(worker: Any) -> None:

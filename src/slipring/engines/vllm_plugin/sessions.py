@@ -175,22 +175,30 @@ class Sessions:
         return session
 
     def _make_room(self, session: Session | None, tokens: int) -> None:
-        """End idle sessions until so many ids are within bounds, in a session or a new one."""
-        while session is None and len(self._open) >= self.limits.sessions:
-            if not self._end_longest_idle(session):
-                raise TurnRefused(400, "There is no room for another session.")
-        while self.held_tokens + tokens > self.limits.tokens:
-            if not self._end_longest_idle(session):
-                raise TurnRefused(400, "There is no room for so many ids.")
+        """End idle sessions until so many ids are within bounds, in a session or a new one. Raises
+        ``TurnRefused``, and ends none, if that would not be enough."""
+        idle, ending = self._long_idle(session), list[Session]()
+        most, count = self.limits.sessions, len(self._open)
+        held = self.held_tokens + tokens
+        while (is_one_too_many := session is None and count >= most) or held > self.limits.tokens:
+            if not idle:
+                asked = "another session" if is_one_too_many else "so many ids"
+                raise TurnRefused(400, f"There is no room for {asked}.")
+            ending.append(longest := idle.pop())
+            count, held = count - 1, held - longest.held
+        for each in ending:
+            self.end(each.id)
 
-    def _end_longest_idle(self, asking: Session | None) -> bool:
-        """End the session that has been idle for longest, perhaps of another slipring server, which will send
-        the next turn whole. False if there is none, beside the one that asks, that has been idle for long."""
-        idle = [each for each in self._open.values() if not each.is_busy and each is not asking]
-        longest = min(idle, key=lambda session: session.idle_since, default=None)
-        if longest is None or asyncio.get_running_loop().time() - longest.idle_since < _SPARED_S:
-            return False
-        return self.end(longest.id)
+    def _long_idle(self, asking: Session | None) -> list[Session]:
+        """The sessions beside the one that asks that have been idle for long, the longest last. They may be
+        of another slipring server, which will send their next turns whole."""
+        latest = asyncio.get_running_loop().time() - _SPARED_S
+        idle = [
+            each
+            for each in self._open.values()
+            if not each.is_busy and each is not asking and each.idle_since <= latest
+        ]
+        return sorted(idle, key=lambda session: session.idle_since, reverse=True)
 
     def _opened(self, turn: Turn) -> Session:
         session = Session(turn.session, turn.model, min(turn.idle_s, _LONGEST_IDLE_S))
@@ -217,6 +225,16 @@ class Sessions:
         session.held += max(emitted - 1, 0)
         session.is_busy = session.is_answered = False
         self._expire_later(session)
+        self._keep_limit()
+
+    def _keep_limit(self) -> None:
+        """End idle sessions, the longest idle first, if answers took more room than there was: vLLM takes
+        nothing from an idle one, so other requests would wait until it goes on or ends."""
+        idle = (each for each in self._open.values() if not each.is_busy)
+        for each in sorted(idle, key=lambda session: session.idle_since):
+            if self.held_tokens <= self.limits.tokens:
+                return
+            self.end(each.id)
 
     def abandon(self, session: Session, turn: int) -> None:
         """End a session in which the turn with this number has begun and not ended: no request answers it any
