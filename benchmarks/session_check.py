@@ -56,7 +56,7 @@ import aiohttp
 sys.path.insert(0, str(Path(__file__).with_name("peers")))
 
 from loops import user_item
-from plugin_client import DECODED, KINDS, STOPS, Times, Vllm
+from plugin_client import DECODED, KEPT_S, KINDS, STOPS, Times, Vllm
 from servers import Server, running_vllm, slipring_over
 from session_faults import faults
 
@@ -98,7 +98,7 @@ async def read_tokens(vllm: Vllm, agents: int, turns: int, seed: int) -> tuple[C
             new = dice.choices(_WORDS, k=dice.choice((1, 3, 40, 300, 900)))
             held = len(context) - len(missing)
             context += new
-            ids, reason = await vllm.turn(session, held, missing + new, limit)
+            ids, reason = await vllm.turn(session, held, missing + new, limit, idle_s=KEPT_S)
             if reason.startswith("refused: 400"):
                 context = context[: len(context) - len(new)]
                 found.update({"no room": 1})
@@ -196,7 +196,7 @@ async def check_settings(vllm: Vllm, kinds: list[str], agents: int, turns: int, 
             context += (new := dice.choices(_WORDS, k=dice.choice((1, 3, 40, 300))))
             told: list[Any] = []
             ids, reason = await vllm.turn(
-                *(session, held, missing + new, limit), settings=settings, logprobs=told
+                *(session, held, missing + new, limit), idle_s=KEPT_S, settings=settings, logprobs=told
             )
             (whole, whole_told), (again, again_told) = [
                 await vllm.generate(list(context), limit, settings) for _ in range(2)
@@ -380,8 +380,10 @@ async def check_preemption(vllm: Vllm, agents: int, seed: int) -> dict[str, Any]
         emitted_at: list[int] = []
         held, new = 0, list(context)
         for _ in range(2):
-            ids, reason = await vllm.turn(session, held, new, limit, settings={"stop_token_ids": []})
-            if reason.startswith("refused: 400"):
+            settings: dict[str, Any] = {"stop_token_ids": []}
+            ids, reason = await vllm.turn(session, held, new, limit, idle_s=KEPT_S, settings=settings)
+            if reason.startswith(("refused: 400", "refused: 404")):
+                # There is no room for more, or the session has ended because answers took too much.
                 found.update(refused=1)
                 break
             if len(ids) != limit:

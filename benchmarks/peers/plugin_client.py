@@ -19,8 +19,10 @@ DECODED = 60
 """Tokens of an answer that is timed."""
 KINDS = ("session", "whole", "whole, with ids")
 """How answers are timed. The first event of the last kind carries all ids of its prompt."""
-_IDLE_S = 20.0
-"""When a session ends by itself: one whose turn had ended before its client left."""
+KEPT_S = 600.0
+"""When a session ends by itself that its client ends: a busy machine takes long from one turn to the next."""
+_LEFT_S = 20.0
+"""When one does whose turn had ended before its client left."""
 Times = tuple[float, float]
 """In ms: from the request to the first token, and from the first to the last."""
 _READ_AT_ONCE = 4
@@ -42,6 +44,7 @@ class Vllm:
         prompt: list[int],
         limit: int,
         *,
+        idle_s: float = _LEFT_S,
         leave_after: int | None = None,
         settings: dict[str, Any] | None = None,
         logprobs: list[Any] | None = None,
@@ -49,7 +52,7 @@ class Vllm:
         """The ids of an answer, and why it ended. ``logprobs`` collects log probabilities."""
         sampling = {"max_tokens": limit, "temperature": 0.0, "stop_token_ids": list(STOPS)}
         body = {
-            **{"session": session, "held": held, "prompt": prompt, "idle_s": _IDLE_S, "model": self._model},
+            **{"session": session, "held": held, "prompt": prompt, "idle_s": idle_s, "model": self._model},
             "sampling": {**sampling, **(settings or {})},
         }
         ids: list[int] = []

@@ -36,6 +36,7 @@ class Request:
     prompt_token_ids: list[int]
     max_tokens: int
     resumable: bool = True
+    lora_request: str | None = None
     structured_output_request: Constraint | None = None
     all_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
@@ -98,6 +99,7 @@ class Scheduler:
     """One request, of which at most two steps are under way at a time, and others that wait for a place."""
 
     hash_block_size = BLOCK
+    connector: object = None
     update = StreamingUpdate
 
     def __init__(

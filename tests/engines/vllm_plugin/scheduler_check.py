@@ -28,7 +28,8 @@ from typing import Any
 
 import torch
 import vllm
-from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.config import CacheConfig, LoRAConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -161,6 +162,8 @@ class Session:
     id: str
     context: list[int]
     turn: Turn | None
+    adapter: int
+    """The number of its adapter; 0: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +175,8 @@ class Settings:
     budget: int
     policy: str
     is_second: bool
+    adapters: int = 0
+    """Of which one is used at a time."""
     longest: int = 72
 
 
@@ -185,7 +190,9 @@ class Engine:
         self.under_way: deque[tuple[Any, ModelRunnerOutput]] = deque()
         self.hasher = get_request_block_hasher(BLOCK, sha256)
 
-    def add(self, id: str, ids: list[int], limit: int, *, stays_open: bool, priority: int = 0) -> None:
+    def add(
+        self, id: str, ids: list[int], limit: int, *, stays_open: bool, priority: int = 0, adapter: int = 0
+    ) -> None:
         sampling = SamplingParams(max_tokens=limit, stop_token_ids=[STOP], temperature=0)
         self.scheduler.add_request(
             Request(
@@ -194,6 +201,7 @@ class Engine:
                 sampling_params=sampling,
                 pooling_params=None,
                 priority=priority,
+                lora_request=LoRARequest(str(adapter), adapter, "/nowhere") if adapter else None,
                 block_hasher=self.hasher,
                 resumable=stays_open,
             )
@@ -240,6 +248,7 @@ def scheduler_of(settings: Settings, directory: str) -> Any:
     config = VllmConfig(
         model_config=model,
         cache_config=cache,
+        lora_config=LoRAConfig(max_loras=1, max_cpu_loras=settings.adapters) if settings.adapters else None,
         scheduler_config=SchedulerConfig(
             max_num_seqs=settings.places,
             max_num_batched_tokens=settings.budget,
@@ -278,11 +287,12 @@ class Run:
         places = self.random.randint(4, 12)
         self.settings = Settings(
             # With one block that vLLM keeps for itself.
-            blocks=self.random.choice([28, 32, 36, 44]) + 1,
+            blocks=self.random.choice([28, 32, 36, 44, 160]) + 1,
             places=places,
             budget=self.random.choice([places + 2, 24, 64]),
             policy=policy,
             is_second=self.random.random() < 0.5,
+            adapters=self.random.choice([0, 0, 3]),
         )
         self.engine = Engine(self.settings, directory)
         self.sessions: dict[str, Session] = {}
@@ -343,7 +353,8 @@ class Run:
         prompt, limit = [*self._beginning(), *self._ids(12)], self.random.choice([1, 4, 24])
         if len(self.sessions) >= self.settings.places // 2 or not self._has_room(len(prompt)):
             return
-        self._send(Session(f"session-{self.count['sessions']}", [], None), prompt, limit)
+        id = f"session-{self.count['sessions']}"
+        self._send(Session(id, [], None, self._adapter()), prompt, limit)
         self.count["sessions"] += 1
 
     def _go_on(self, session: Session) -> None:
@@ -361,15 +372,19 @@ class Run:
         session.turn = Turn(answer_to(session.context, limit))
         self.sessions[session.id] = session
         priority = 0 if self.settings.policy == "fcfs" else self.random.randint(0, 3)
-        self.engine.add(session.id, new, limit, stays_open=True, priority=priority)
+        self.engine.add(session.id, new, limit, stays_open=True, priority=priority, adapter=session.adapter)
         self.count["turns"] += 1
 
     def _begin_whole(self) -> None:
         prompt, limit = [*self._beginning(), *self._ids(16)], self.random.choice([1, 16, 32])
         id, turn = f"whole-{self.count['whole']}", Turn(answer_to(prompt, limit))
         self.whole[id] = turn
-        self.engine.add(id, prompt, limit, stays_open=False, priority=self.random.randint(0, 3))
+        priority = self.random.randint(0, 3)
+        self.engine.add(id, prompt, limit, stays_open=False, priority=priority, adapter=self._adapter())
         self.count["whole"] += 1
+
+    def _adapter(self) -> int:
+        return self.random.randint(0, self.settings.adapters)
 
     def _beginning(self) -> list[int]:
         """What another prompt began with, so that blocks of the prefix cache are used."""

@@ -38,7 +38,7 @@ USED = (
             "get_num_unfinished_requests(self)",
             "schedule(self)",
         ),
-        ("num_waiting_for_streaming_input",),
+        ("connector", "num_waiting_for_streaming_input"),
     ),
     Used(
         "v1/request.py",
@@ -52,7 +52,7 @@ USED = (
         (),
         (
             *("block_hashes", "max_tokens", "num_computed_tokens", "num_output_placeholders"),
-            *("num_tokens", "resumable", "status", "structured_output_request"),
+            *("lora_request", "num_tokens", "resumable", "status", "structured_output_request"),
         ),
     ),
     Used(

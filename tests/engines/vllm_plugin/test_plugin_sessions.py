@@ -441,6 +441,10 @@ async def test_an_idle_session_ends(vllm: Vllm, engine: Engine) -> None:
             {"scheduler_config": SimpleNamespace(max_num_seqs=4, scheduler_cls="my.Scheduler")},
             "another scheduler (my.Scheduler)",
         ),
+        (
+            {"scheduler_config": SimpleNamespace(max_num_seqs=1, scheduler_cls=None)},
+            "no more than one request at once",
+        ),
         ({"kv_transfer_config": object()}, "KV transfer"),
         ({"parallel_config": SimpleNamespace(data_parallel_size=2)}, "data parallelism (2 ranks)"),
         (
@@ -461,6 +465,12 @@ def test_where_sessions_are_not_right_there_are_none(changes: dict[str, Any], wh
     limits = limits_of(EngineFacts.of(config(**changes), "0.32.0"))
     assert (limits.sessions, limits.tokens) == (0, 0)
     assert why in limits.refused
+
+
+def test_where_fewer_requests_may_be_active_that_is_what_counts() -> None:
+    """Sessions that wait for their next turn are among them."""
+    scheduling = SimpleNamespace(max_num_seqs=64, max_num_active_seqs=8, scheduler_cls=None)
+    assert limits_of(EngineFacts.of(config(scheduler_config=scheduling), "0.32.0")).sessions == 4
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from slipring.engines.vllm_plugin.corrections import keep_sessions, mend_scheduler
+from slipring.engines.vllm_plugin.corrections import keep_places, keep_sessions, mend_scheduler
 from slipring.engines.vllm_plugin.session_versions import missing_of
 from tests.engines.fakes.vllm_scheduler import BLOCK, STOP, Request, Scheduler, StreamingUpdate
 
@@ -32,6 +32,7 @@ class Mended(Scheduler):
 
 
 mend_scheduler(Mended)
+keep_places(Mended)
 keep_sessions(Mended)
 LATE = 99
 """What the model samples in the step that was begun after the last of a turn."""
@@ -126,6 +127,29 @@ def test_in_a_queue_by_priority_the_place_of_a_session_that_goes_on_is_reserved(
         assert scheduler.counted == reserved
         scheduler.schedule()  # it runs now
         assert scheduler.counted == 0
+
+
+def test_the_place_of_a_session_whose_adapter_may_have_to_wait_is_reserved() -> None:
+    """vLLM then schedules what is behind it."""
+    scheduler = Mended(Request([1], max_tokens=2, lora_request="adapter"))
+    scheduler.run(11, 12)
+    scheduler.append([12, 51], max_tokens=2)
+    scheduler.schedule()
+    assert scheduler.counted == 1
+    scheduler.schedule()  # it runs now
+    assert scheduler.counted == 0
+
+
+def test_where_requests_are_looked_for_in_all_queues_idle_sessions_stay_there() -> None:
+    """As vLLM does where it has a connector to another engine."""
+    scheduler = Mended(Request([1], max_tokens=2))
+    scheduler.connector = object()
+    scheduler.run(11, 12)
+    assert list(scheduler.skipped_waiting) == [scheduler.request]
+    assert scheduler.get_num_unfinished_requests() == 0
+    scheduler.append([12, 51], max_tokens=2)
+    assert list(scheduler.skipped_waiting) == [scheduler.request]
+    assert scheduler.run(21, 22) == [21, 22]
 
 
 @pytest.mark.parametrize("has_priorities", [False, True])

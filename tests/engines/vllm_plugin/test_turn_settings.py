@@ -11,6 +11,7 @@ import pytest
 from slipring.engines.vllm_plugin.corrections import (
     keep_grammars,
     keep_outputs,
+    keep_places,
     keep_seeds,
     keep_sessions,
     mend_scheduler,
@@ -50,6 +51,7 @@ class Own(Scheduler):
 
 mend_scheduler(Own)
 keep_grammars(Update, Own)
+keep_places(Own)
 keep_sessions(Own)
 
 
@@ -105,7 +107,22 @@ def test_a_turn_waits_until_its_grammar_is_compiled() -> None:
     assert compiling.accepted == [21, STOP]
     scheduler.append([STOP, 50], 10)
     assert scheduler.run(31, STOP, 99) == [31, STOP]
-    assert not vars(scheduler)["compiling_sessions"]
+    assert not vars(scheduler)["resumed_sessions"]
+
+
+def test_in_a_queue_by_priority_the_place_is_reserved_until_the_turn_runs() -> None:
+    """Once, and also when its grammar has been compiled."""
+    scheduler = Own(Request([1], 10), has_priorities=True)
+    scheduler.run(11, STOP, 99)
+    compiling = Constraint(is_grammar_ready=False)
+    scheduler.append([STOP, 50], 10, compiling)
+    scheduler.schedule()
+    assert scheduler.counted == 1
+    compiling.is_grammar_ready = True
+    scheduler.schedule()
+    assert scheduler.counted == 1
+    scheduler.schedule()  # it runs now
+    assert scheduler.counted == 0
 
 
 def test_the_end_of_a_session_has_no_grammar() -> None:

@@ -4,7 +4,7 @@ vLLM loads this with the plugin of ``sessions``, whose sessions are such request
 that of its engine included, and not in slipring's. Other requests are scheduled and answered as before.
 ``session_versions`` names the versions for which this holds.
 
-Four faults of the scheduler, up to vLLM 0.31, read in its source:
+Three faults of the scheduler, up to vLLM 0.31, read in its source:
 
 - With asynchronous scheduling, the default on GPUs, the step after the one that samples a stop token is under
   way already. Its token reaches the request when its turn has ended: it becomes the first of the next turn,
@@ -12,11 +12,12 @@ Four faults of the scheduler, up to vLLM 0.31, read in its source:
 - A turn has the ``max_tokens`` of the first.
 - The token that is dropped at the end of a turn stays in the hash of its block. Another prompt with that
   token then finds a block in the prefix cache that was computed without it.
+
+Three that 0.32 has too:
+
 - A session that goes on is not counted among the requests that have a place in the model runner, though it
-  has one. A request that was queued before it may take one too many, which ends the engine.
-
-Two that 0.32 has too:
-
+  has one. A request that is scheduled before it may take one too many, which ends the engine. In 0.32 that
+  can be only while its grammar is compiled or its adapter waits for others.
 - A session that waits for its next turn stands in a queue that every step looks through. With many, that is
   most of a step's time: here it stands in none until its turn comes, and counts as no waiting request.
 - A session that is preempted while its last token is under way has no computed tokens when its turn ends.
@@ -67,6 +68,7 @@ def mend() -> None:
         from vllm.v1.worker.worker_base import WorkerWrapperBase
 
         keep_grammars(StreamingUpdate, Scheduler)
+        keep_places(Scheduler)
         keep_sessions(Scheduler)
         keep_outputs(OutputProcessor)
         keep_seeds(WorkerWrapperBase)
@@ -76,7 +78,6 @@ def mend_scheduler(scheduler: Any) -> None:
     """Change a class of schedulers."""
     handle_stopped_request = scheduler._handle_stopped_request
     update_request_as_session = scheduler._update_request_as_session
-    schedule = scheduler.schedule
 
     def handle_stopped(self: Any, request: Any) -> bool:
         if request.resumable:
@@ -88,19 +89,9 @@ def mend_scheduler(scheduler: Any) -> None:
         del session.block_hashes[session.num_computed_tokens // self.hash_block_size :]
         session.max_tokens = update.max_tokens
         update_request_as_session(self, session, update)
-        if not isinstance(self.skipped_waiting, deque):
-            # In a queue by priority a session that goes on is not the first, so its place is reserved.
-            self.resumed_sessions = [*getattr(self, "resumed_sessions", ()), session]
-
-    def schedule_beside(self: Any, *args: Any, **named: Any) -> Any:
-        if not getattr(self, "resumed_sessions", None):
-            return schedule(self, *args, **named)
-        self.resumed_sessions = [each for each in self.resumed_sessions if _waits(each)]
-        return with_reserved(self, len(self.resumed_sessions), schedule, *args, **named)
 
     scheduler._handle_stopped_request = handle_stopped
     scheduler._update_request_as_session = update_as_session
-    scheduler.schedule = schedule_beside
 
 
 def _forget_steps_under_way(request: Any) -> None:
@@ -112,25 +103,10 @@ def _forget_steps_under_way(request: Any) -> None:
     request.num_output_placeholders = 0
 
 
-def _waits(session: Any) -> bool:
-    return session.status is type(session.status).WAITING
-
-
-def with_reserved(scheduler: Any, places: int, function: Any, *args: Any, **named: Any) -> Any:
-    """Run a function of a scheduler that counts as many sessions more as waiting for their next turn. vLLM
-    reserves the places in the model runner of those."""
-    scheduler.num_waiting_for_streaming_input += places
-    try:
-        return function(scheduler, *args, **named)
-    finally:
-        scheduler.num_waiting_for_streaming_input -= places
-
-
 def keep_grammars(streaming_update: Any, scheduler: Any) -> None:
     """Change vLLM's message of a turn and its class of schedulers: a turn has its own constraint."""
     from_request = streaming_update.from_request.__func__
     update_request_as_session = scheduler._update_request_as_session
-    schedule = scheduler.schedule
 
     def with_grammar(cls: Any, request: Any) -> Any:
         update = from_request(cls, request)
@@ -143,23 +119,9 @@ def keep_grammars(streaming_update: Any, scheduler: Any) -> None:
         session.structured_output_request = update.structured_output_request
         if update.structured_output_request is not None:
             session.status = type(session.status).WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
-            self.compiling_sessions = [*getattr(self, "compiling_sessions", ()), session]
-
-    def schedule_beside(self: Any, *args: Any, **named: Any) -> Any:
-        # A session whose grammar is being compiled waits, and keeps its place in the model runner.
-        if not getattr(self, "compiling_sessions", None):
-            return schedule(self, *args, **named)
-        self.compiling_sessions = [each for each in self.compiling_sessions if _is_compiling(each)]
-        return with_reserved(self, len(self.compiling_sessions), schedule, *args, **named)
 
     streaming_update.from_request = classmethod(with_grammar)
     scheduler._update_request_as_session = update_as_session
-    scheduler.schedule = schedule_beside
-
-
-def _is_compiling(session: Any) -> bool:
-    is_waiting = session.status == type(session.status).WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
-    return is_waiting and not session.structured_output_request.is_grammar_ready
 
 
 def keep_sessions(scheduler: Any) -> None:
@@ -170,27 +132,28 @@ def keep_sessions(scheduler: Any) -> None:
     update_request_as_session = scheduler._update_request_as_session
 
     def enqueue(self: Any, request: Any) -> None:
-        if not _is_idle(request):
+        if not (_is_idle(request) and _stands_in_no_queue(self)):
             enqueue_waiting_request(self, request)
 
     def update_as_session(self: Any, session: Any, update: Any) -> None:
-        was_idle, is_computed = _is_idle(session), session.num_computed_tokens > 0
+        is_in_no_queue = _is_idle(session) and _stands_in_no_queue(self)
+        is_computed = session.num_computed_tokens > 0
         if not is_computed:
             # It was preempted. All but the last token belongs to it, as if that was computed.
             session.num_computed_tokens = session.num_tokens - 1
         update_request_as_session(self, session, update)
         if not is_computed:
             session.num_computed_tokens = 0
-        if was_idle and hasattr(self, "skipped_waiting"):
-            # Up to 0.31 nothing else looks after the place that it has in the model runner. So it goes before
-            # all that wait for one.
+        if is_in_no_queue and hasattr(self, "skipped_waiting"):
+            # Up to 0.31 only this puts it before all that wait for a place in the model runner.
             self.skipped_waiting.prepend_request(session)
-        elif was_idle:
+        elif is_in_no_queue:
             enqueue_waiting_request(self, session)
 
     def get_unfinished(self: Any) -> int:
-        # Those that wait for their next turn are taken off the lengths of the queues, in which they are not.
-        count: int = with_reserved(self, -self.num_waiting_for_streaming_input, get_num_unfinished_requests)
+        # vLLM takes idle sessions off the lengths of the queues, in which they are not.
+        idle = self.num_waiting_for_streaming_input if _stands_in_no_queue(self) else 0
+        count: int = with_reserved(self, -idle, get_num_unfinished_requests)
         return count
 
     scheduler._enqueue_waiting_request = enqueue
@@ -200,6 +163,59 @@ def keep_sessions(scheduler: Any) -> None:
 
 def _is_idle(session: Any) -> bool:
     return session.status is type(session.status).WAITING_FOR_STREAMING_REQ
+
+
+def _stands_in_no_queue(scheduler: Any) -> bool:
+    """Whether idle sessions do. With a connector vLLM looks for requests that are in none."""
+    return scheduler.connector is None
+
+
+def keep_places(scheduler: Any) -> None:
+    """Change a class of schedulers: a session that goes on keeps its place in the model runner."""
+    update_request_as_session = scheduler._update_request_as_session
+    schedule = scheduler.schedule
+
+    def update_as_session(self: Any, session: Any, update: Any) -> None:
+        update_request_as_session(self, session, update)
+        self.resumed_sessions = [*getattr(self, "resumed_sessions", ()), session]
+
+    def schedule_beside(self: Any, *args: Any, **named: Any) -> Any:
+        if not getattr(self, "resumed_sessions", None):
+            return schedule(self, *args, **named)
+        self.resumed_sessions = [each for each in self.resumed_sessions if _waits(each)]
+        places = sum(_may_be_overtaken(self, each) for each in self.resumed_sessions)
+        return with_reserved(self, places, schedule, *args, **named)
+
+    scheduler._update_request_as_session = update_as_session
+    scheduler.schedule = schedule_beside
+
+
+def _waits(session: Any) -> bool:
+    status = type(session.status)
+    return session.status in (status.WAITING, status.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR)
+
+
+def _may_be_overtaken(scheduler: Any, session: Any) -> bool:
+    """Whether others may be scheduled before a session that goes on, so that its place in the model runner
+    must be reserved: while its grammar is being compiled; if it has an adapter and there are too many; or if
+    the queue is ordered by priority, up to 0.31. Else it goes first."""
+    goes_first = isinstance(getattr(scheduler, "skipped_waiting", None), deque | None)
+    return _is_compiling(session) or session.lora_request is not None or not goes_first
+
+
+def _is_compiling(session: Any) -> bool:
+    is_waiting = session.status is type(session.status).WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
+    return is_waiting and not session.structured_output_request.is_grammar_ready
+
+
+def with_reserved(scheduler: Any, places: int, function: Any, *args: Any, **named: Any) -> Any:
+    """Run a function of a scheduler that counts as many sessions more as waiting for their next turn. vLLM
+    reserves the places in the model runner of those."""
+    scheduler.num_waiting_for_streaming_input += places
+    try:
+        return function(scheduler, *args, **named)
+    finally:
+        scheduler.num_waiting_for_streaming_input -= places
 
 
 def keep_seeds(worker: Any) -> None:

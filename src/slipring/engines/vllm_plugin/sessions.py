@@ -282,6 +282,7 @@ class EngineFacts(Struct, frozen=True):
     """What the KV cache holds, as vLLM counts it: layers of different kinds, as those with a sliding window
     beside others, have blocks of their own."""
     most_requests: int
+    """How many run at once, sessions that wait for their next turn included."""
     longest_request: int
 
     @classmethod
@@ -297,7 +298,7 @@ class EngineFacts(Struct, frozen=True):
             has_state=bool(model.is_hybrid or model.has_inner_state),
             scheduler="" if scheduling.scheduler_cls is None else str(scheduling.scheduler_cls),
             kv_tokens=(cache.num_gpu_blocks or 0) // _kv_groups(config) * cache.block_size,
-            most_requests=scheduling.max_num_seqs,
+            most_requests=getattr(scheduling, "max_num_active_seqs", None) or scheduling.max_num_seqs,
             longest_request=model.max_model_len,
         )
 
@@ -310,6 +311,7 @@ class EngineFacts(Struct, frozen=True):
             "KV transfer": self.transfers_kv,
             "a model with state beside its KV cache": self.has_state,
             f"another scheduler ({self.scheduler})": bool(self.scheduler),
+            "no more than one request at once": self.most_requests < 2,
         }
         found = [name for name, holds in reasons.items() if holds]
         if fault := fault_of(self.vllm):
@@ -343,8 +345,7 @@ def limits_of(facts: EngineFacts) -> Limits:
     whole = missing_of(facts.vllm) or ""
     if whole:
         log.warning("turns with strict tools, formats, seeds or log probabilities have no session: %s", whole)
-    most = max(facts.most_requests // 2, 1)
-    return Limits(most, facts.spare_tokens, whole=whole)
+    return Limits(facts.most_requests // 2, facts.spare_tokens, whole=whole)
 
 
 class SessionsPlugin:
