@@ -12,7 +12,7 @@ from slipring.engines.remote.http_connection import HttpFailure
 from slipring.engines.tokens.sessions import Session
 from slipring.engines.vllm_plugin.sessions import Limits
 from tests.engines.chains import turns
-from tests.engines.fakes.server import Say, Stall, Stop, in_front_of
+from tests.engines.fakes.server import Refuse, Say, Stall, Stop, in_front_of
 from tests.engines.fakes.tokens import TOKENIZER
 from tests.engines.fakes.vllm_sessions import FakeVllmWithSessions, session_of
 from tests.engines.scheduling.test_scheduled_turns import engine_of, fall_silent, grow_idle, loops_of
@@ -248,6 +248,21 @@ async def test_a_replica_that_ends_no_session_delays_no_turn_at_another(
         await turns(socket, "another loop", "goes on")
         assert len(fake.opened) == 2
         fake.may_end.set()
+
+
+async def test_sessions_are_opened_again_soon_where_one_found_no_room_beside_others() -> None:
+    """The plugin counts an answer when it ends, slipring when it has read that."""
+    async with in_front_of(FakeVllmWithSessions()) as (fake, server), server.connect() as socket:
+        sessions, lengths = engine_of(server).sessions, []
+        await turns(socket, "another loop", "goes on")
+        for number in range(8):
+            (one,) = await turns(socket, f"chain {number}")
+            fake.script(Refuse(400, "There is no room for so many ids."))
+            await turns(socket, "two", after=one["id"])
+            ((until, length),) = sessions._pauses.values()
+            lengths.append(length)
+            sessions._pauses[""] = until - length, length
+        assert lengths == [1, 2, 4, 8, 16, 32, 60, 60]
 
 
 @pytest.mark.parametrize("options", [{"kv_tokens": 100_000}, {}], ids=["scheduled", "unscheduled"])

@@ -35,6 +35,8 @@ from slipring.protocol import wire
 log = logging.getLogger("slipring")
 _PAUSE_S = 60.0
 """How long no session is opened after the server has refused one."""
+_SHORT_PAUSE_S = 1.0
+"""How long at first where other sessions are open: an answer that has just ended may have taken the room."""
 _EARLY_S = 5.0
 """A session is given up this long before the server ends it, so that no request meets its end."""
 _CLOSING_S = 2.0
@@ -190,8 +192,8 @@ class Sessions:
         """What tells the server which sessions have ended. Until it knows, they take its room."""
         self._is_refused = False
         """Whether sessions are not used any more."""
-        self._refused_until: dict[str, float] = {}
-        """Until when no session is opened on a replica."""
+        self._pauses: dict[str, tuple[float, float]] = {}
+        """Until when no session is opened on a replica, and how long that pause is."""
         self._refusal = ""
         """Why none is opened, where that is so."""
         self._loop = asyncio.get_running_loop()
@@ -205,7 +207,7 @@ class Sessions:
     def refusal(self) -> str:
         """Why no session is opened at present, on some replica at least, in one line; empty if all may be."""
         now = time.monotonic()
-        is_paused = any(now < until for until in self._refused_until.values())
+        is_paused = any(now < until for until, _ in self._pauses.values())
         return self._refusal if self._is_refused or is_paused else ""
 
     async def lease(self, job: Job, sent: Rendered, loop: Loop | None) -> Lease | None:
@@ -309,9 +311,12 @@ class Sessions:
     def _pause(self, error: Exception, route: str) -> None:
         """Open no session for a while where this one was to be, because the server has refused it."""
         log.warning("%s opens no session: %s", self._protocol.maker, error)
-        now = time.monotonic()
-        self._refused_until = {name: at for name, at in self._refused_until.items() if at > now}
-        self._refused_until[self._replica_of(route)] = now + _PAUSE_S
+        now, replica = time.monotonic(), self._replica_of(route)
+        self._pauses = {name: pause for name, pause in self._pauses.items() if pause[0] + _PAUSE_S > now}
+        length = _PAUSE_S
+        if self._on(replica) and not isinstance(error, TimedOut):
+            length = min(2 * self._pauses.get(replica, (0.0, _SHORT_PAUSE_S / 2))[1], _PAUSE_S)
+        self._pauses[replica] = now + length, length
         self._refusal = str(error)
 
     def release(self, loop: Loop) -> None:
@@ -347,7 +352,7 @@ class Sessions:
         now = time.monotonic()
         session = Session(job, loop, now)
         replica = self._replica_of(session.route)
-        if self._is_refused or now < self._refused_until.get(replica, 0.0):
+        if self._is_refused or now < self._pauses.get(replica, (0.0, 0.0))[0]:
             return None
         if self._make_room(sent.total, replica, job.tenant) is None:
             return None
@@ -360,8 +365,8 @@ class Sessions:
                 async with asyncio.timeout(_PATIENCE_S):
                     await self._protocol.open(session.id, session.route)
         except (HttpFailure, ApiError) as error:
-            self._pause(error, session.route)
             self._open.pop(session.id, None)  # the engine may have been closed meanwhile
+            self._pause(error, session.route)
             return None
         except TimeoutError:
             self._pause(TimedOut("timed out"), session.route)
