@@ -89,9 +89,9 @@ async def test_a_change_while_nobody_listens_is_noticed_once_the_stream_stands_a
     assert modern.count("tools/list") == 3
 
 
-def refuse_to_announce(fake: FakeServer, status: int, code: int | None) -> None:
-    """Refuse the first two streams, with this HTTP status and the code of a JSON-RPC error."""
-    answers = 2
+def refuse_to_announce(fake: FakeServer, status: int, code: int | None, times: float = 2) -> None:
+    """Refuse the next streams, with this HTTP status and the code of a JSON-RPC error."""
+    answers = times
 
     def refusal(request_id: object) -> web.Response | None:
         nonlocal answers
@@ -116,7 +116,7 @@ def refuse_to_announce(fake: FakeServer, status: int, code: int | None) -> None:
         )
 
 
-@pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
+@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504, 521, 530])
 async def test_a_server_that_cannot_be_listened_to_for_now_is_asked_again(
     pool: Pool, fake: FakeServer, status: int
 ) -> None:
@@ -151,6 +151,120 @@ async def test_a_server_that_declines_to_announce_is_not_asked_again(
     assert not announcer.opened
     await pool.tools(at(modern))
     assert modern.count("tools/list") == 1
+
+
+def listens(fake: FakeServer) -> int:
+    return fake.count("subscriptions/listen") or sum(seen.verb == "GET" for seen in fake.seen)
+
+
+@pytest.mark.parametrize(("status", "code"), [(429, None), (503, None), (500, -32603)])
+async def test_the_list_of_a_server_that_can_never_be_listened_to_is_fetched_once(
+    pool: Pool, fake: FakeServer, status: int, code: int | None
+) -> None:
+    Announcer(fake)
+    refuse_to_announce(fake, status, code, times=float("inf"))
+    for count in range(1, 5):
+        await pool.tools(at(fake))
+        await until(lambda count=count: listens(fake) > 3 * count)  # type: ignore[misc]
+    assert fake.count("tools/list") == 1
+
+
+async def test_a_change_before_the_first_stream_stands_is_noticed(pool: Pool, fake: FakeServer) -> None:
+    announcer = Announcer(fake)
+    refuse_to_announce(fake, 503, None, times=3)
+    announcer.may_open.clear()
+    await pool.tools(at(fake))
+    await until(lambda: listens(fake) >= 2)
+    fake.tools = TWO_TOOLS
+    announcer.may_open.set()
+    await until(lambda: announcer.opened == 1)
+    async with asyncio.timeout(300):
+        while len((await pool.tools(at(fake))).tools) == 1:  # noqa: ASYNC110 - no event
+            await asyncio.sleep(0.005)
+
+
+async def test_a_change_while_a_server_forgets_its_sessions_is_noticed(
+    pool: Pool, legacy: FakeServer
+) -> None:
+    announcer = Announcer(legacy)
+    await pool.tools(at(legacy))
+    await until(lambda: announcer.opened == 1)
+    refuse_to_announce(legacy, 503, None, times=float("inf"))
+    (entry,) = pool._entries.values()
+    announcer.end_streams()
+    await until(lambda: entry.list.fresh() is None)
+    assert len((await pool.tools(at(legacy))).tools) == 1
+    legacy.sessions.clear()  # it starts again, with another list
+    legacy.tools = TWO_TOOLS
+    assert isinstance(entry.connection, StreamableHttpConnection)
+    assert entry.connection._listening is not None
+    await entry.connection._listening
+    assert len((await pool.tools(at(legacy))).tools) == 2
+
+
+async def test_a_change_that_comes_with_the_end_of_a_session_is_noticed(
+    pool: Pool, legacy: FakeServer
+) -> None:
+    await pool.tools(at(legacy))
+    announcer = Announcer(legacy)
+    legacy.sessions.clear()
+    await pool.call(at(legacy), "add", {"a": 1, "b": 2})
+    await until(lambda: announcer.opened == 1)
+    assert legacy.count("tools/list") == 1
+    legacy.sessions.clear()
+    legacy.tools = TWO_TOOLS
+    await pool.call(at(legacy), "add", {"a": 1, "b": 2})
+    assert len((await pool.tools(at(legacy))).tools) == 2
+
+
+async def test_a_change_that_is_announced_to_one_while_another_fetches_the_list_of_all_is_noticed(
+    pool: Pool, modern: FakeServer
+) -> None:
+    announcer = Announcer(modern)
+    modern.list_hints = {"ttlMs": 60_000, "cacheScope": "public"}
+    await pool.tools(at(modern), Credential("one"))
+    await until(lambda: announcer.opened == 1)
+    (first,) = pool._entries.values()
+    pool._changed(first)
+    asked, go = asyncio.Event(), asyncio.Event()
+
+    async def slow(exchange: Exchange) -> Reply:
+        tools = modern.tools
+        asked.set()
+        await go.wait()
+        return {"tools": tools, **modern.list_hints}
+
+    modern.on["tools/list"] = slow
+    listing = asyncio.ensure_future(pool.tools(at(modern), Credential("two")))
+    await asked.wait()
+    modern.tools = TWO_TOOLS
+    pool._changed(first)
+    go.set()
+    assert len((await listing).tools) == 1
+    assert len((await pool.tools(at(modern), Credential("three"))).tools) == 2
+
+
+async def test_a_shared_list_stays_while_others_listen(pool: Pool, modern: FakeServer) -> None:
+    announcer = Announcer(modern)
+    modern.list_hints = {"ttlMs": 60_000, "cacheScope": "public"}
+    for name in ("one", "two"):
+        entry = pool._enter(at(modern), Credential(name), "")
+        await pool._connection(entry)
+        await pool.tools(at(modern), Credential(name))
+    await until(lambda: announcer.opened == 2)
+    first, second = (entry.connection for entry in pool._entries.values())
+    assert first is not None
+    assert second is not None
+    await until(lambda: first.is_listening and second.is_listening)
+    first._hears = False  # its stream has ended
+    first._on_unheard()
+    await pool.tools(at(modern), Credential("one"))
+    await pool.tools(at(modern), Credential("two"))
+    assert modern.count("tools/list") == 1
+    second._hears = False
+    second._on_unheard()
+    await pool.tools(at(modern), Credential("one"))
+    assert modern.count("tools/list") == 2
 
 
 async def test_a_connection_that_ends_counts_as_a_change(pool: Pool, old: FakeSseServer) -> None:

@@ -247,7 +247,7 @@ class Pool:
     def _is_heard(self, server: McpServer) -> bool:
         """Whether a connection is left on which the server can announce that its list changed."""
         return any(
-            entry.server.key == server.key and entry.connection is not None and entry.connection.is_usable
+            entry.server.key == server.key and entry.connection is not None and entry.connection.is_listening
             for entry in self._entries.values()
         )
 
@@ -255,6 +255,8 @@ class Pool:
         """Use a connection for nothing new. Other callers that wait for an answer on it still get it."""
         if entry.connection is connection:
             entry.connection = None
+            if connection.is_usable and connection.agreement.announces_tool_changes:
+                self._unheard(entry)  # what changes until there is another one is not announced
             self._beside(connection.retire())
 
     def _beside(self, work: Coroutine[Any, Any, None]) -> None:
@@ -311,7 +313,11 @@ class Pool:
             agreement=known if known is not None and known.is_modern else None,
         )
         connection = StreamableHttpConnection(
-            self._endpoint(entry, server), session, server.limits, lambda: self._changed(entry)
+            self._endpoint(entry, server),
+            session,
+            server.limits,
+            lambda: self._changed(entry),
+            lambda: self._unheard(entry),
         )
         try:
             await connection.open()
@@ -335,6 +341,7 @@ class Pool:
             McpSession(server.limits, client_version=__version__, is_modern=False, over_http=False),
             server.limits,
             lambda: self._changed(entry),
+            lambda: self._unheard(entry),
         )
         await connection.open()
         return connection
@@ -346,7 +353,9 @@ class Pool:
             session = McpSession(
                 server.limits, client_version=__version__, is_modern=is_modern, over_http=False
             )
-            connection = StdioConnection(server, session, lambda: self._changed(entry))
+            connection = StdioConnection(
+                server, session, lambda: self._changed(entry), lambda: self._unheard(entry)
+            )
             try:
                 await connection.open()
             except ConnectionLost:
@@ -360,8 +369,15 @@ class Pool:
     # Lists.
 
     def _changed(self, entry: _Entry) -> None:
+        """A server has announced another list."""
         entry.list.changed()
         self._known_of(entry.server).public_list.changed()
+
+    def _unheard(self, entry: _Entry) -> None:
+        """A server could announce nothing to a caller for a time. Perhaps it could to others."""
+        entry.list.changed()
+        if not self._is_heard(entry.server):
+            self._known_of(entry.server).public_list.changed()
 
     async def _tools(self, entry: _Entry) -> ToolList:
         fresh = entry.list.fresh() or self._known_of(entry.server).public_list.fresh()
@@ -375,13 +391,13 @@ class Pool:
     async def _list(self, entry: _Entry) -> ToolList:
         """Fetch the list; once more if the connection turns out to be gone, for listing changes nothing."""
         connection = await self._connection(entry)
-        changes = entry.list.changes
+        changes = self._changes(entry)
         try:
             found = await connection.list_tools()
         except (SessionExpired, ConnectionLost):
             self._retire(entry, connection)
             connection = await self._connection(entry)
-            changes = entry.list.changes
+            changes = self._changes(entry)
             found = await connection.list_tools()
         except ProtocolFailure as failure:
             self._relearn(entry, connection, failure)
@@ -389,7 +405,12 @@ class Pool:
         self._keep(entry, found, changes)
         return found
 
-    def _keep(self, entry: _Entry, found: ToolList, changes: int) -> None:
+    def _changes(self, entry: _Entry) -> tuple[int, int]:
+        """How often the lists of an entry have changed: its own, and the one for all."""
+        return entry.list.changes, self._known_of(entry.server).public_list.changes
+
+    def _keep(self, entry: _Entry, found: ToolList, before: tuple[int, int]) -> None:
+        """Keep a list. ``before``: how often there were changes when it was asked for."""
         if found.left_out:
             first = "; ".join(f"{name[:60]!r}: {reason}" for name, reason in found.left_out[:_MOST_LOGGED])
             count = len(found.left_out)
@@ -397,9 +418,8 @@ class Pool:
         kept = [entry.list]
         if found.scope == "public":
             kept.append(self._known_of(entry.server).public_list)
-        is_outdated = entry.list.changes != changes
-        for each in kept:
-            each.keep(found, entry.server.limits, is_outdated=is_outdated)
+        for each, changes in zip(kept, before, strict=False):
+            each.keep(found, entry.server.limits, is_outdated=each.changes != changes)
 
     # Calls.
 

@@ -463,6 +463,7 @@ class AnyOrder(RuleBasedStateMachine):
         residents |= {turn.loop for turn in schedule._waiting if turn.loop.is_resident}
         assert sum(loop.charged for loop in residents) == schedule.resident_tokens
         assert sum(schedule._held.values()) == schedule.resident_tokens
+        assert sum(turn.tokens for turn in schedule._waiting) == schedule._waiting_tokens
         assert all(tokens > 0 for tokens in schedule._held.values())
         assert all(loop.is_resident and loop.paused_at is not None for loop in schedule._paused)
 

@@ -237,6 +237,7 @@ class AnyOrder(RuleBasedStateMachine):
             residents = {turn.loop for turn in (*schedule._running, *schedule._waiting)} | {*schedule._paused}
             assert sum(loop.charged for loop in residents) == schedule.resident_tokens
             assert sum(schedule._held.values()) == schedule.resident_tokens
+            assert sum(turn.tokens for turn in schedule._waiting) == schedule._waiting_tokens
             in_branches = [loop for loops in schedule._branches.values() for loop in loops]
             assert sorted(map(id, in_branches)) == sorted(map(id, schedule._loops.values()))
 

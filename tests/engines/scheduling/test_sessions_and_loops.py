@@ -6,10 +6,13 @@ import gc
 from typing import Any
 
 import pytest
+from aiohttp import web
 
+from slipring.engines.remote.http_connection import HttpFailure
+from slipring.engines.tokens.sessions import Session
 from slipring.engines.vllm_plugin.sessions import Limits
 from tests.engines.chains import turns
-from tests.engines.fakes.server import Say, Stall, Stop, in_front_of
+from tests.engines.fakes.server import Refuse, Say, Stall, Stop, in_front_of
 from tests.engines.fakes.tokens import TOKENIZER
 from tests.engines.fakes.vllm_sessions import FakeVllmWithSessions, session_of
 from tests.engines.scheduling.test_scheduled_turns import engine_of, fall_silent, grow_idle, loops_of
@@ -119,6 +122,64 @@ async def test_a_session_that_reads_ahead_is_closed_if_its_loop_loses_its_place_
         await until(lambda: not fake.contexts)
 
 
+async def test_a_loop_whose_tool_gives_out_its_output_in_pieces_is_not_silent() -> None:
+    async with (
+        in_front_of(FakeVllmWithSessions(), kv_tokens=100_000, max_sessions=1) as (fake, server),
+        server.connect(headers=HEADER) as socket,
+        server.connect() as second,
+    ):
+        called = await two_calls(fake, socket)
+        fall_silent(server)
+        call_id = called["output"][0]["call_id"]
+        piece = {"type": "response.tool_output.delta", "response_id": called["id"], "call_id": call_id}
+        await socket.send(**piece, delta=LOG[:400])
+        await until(lambda: len(fake.requests) == 3)
+        await prefilled(server)
+        await turns(second, "another loop", "goes on")
+        assert list(fake.contexts) == fake.opened[:1]
+
+
+async def test_a_turn_that_takes_a_session_while_its_chain_ends_in_another_thread_keeps_it() -> None:
+    """What remembers a chain is freed in whichever thread uses it last."""
+    async with in_front_of(FakeVllmWithSessions()) as (fake, server), server.connect() as socket:
+        await turns(socket, "one", "two")
+        sessions = engine_of(server).sessions
+        (session,) = sessions._open.values()
+        (key,) = sessions._by_body
+
+        class Interrupted(dict[int, Any]):
+            def pop(self, key: int, default: Any = None) -> Any:
+                # The other thread has found the session, and the event loop's goes on before it takes it.
+                super().pop(key, None)
+                return super().pop(key, default)
+
+        sessions._by_body = Interrupted(sessions._by_body)
+        session.is_busy = True
+        await asyncio.to_thread(sessions._dropped, key, session)
+        await asyncio.sleep(0)
+        assert list(fake.contexts) == list(sessions._open) == [session.id]
+
+
+async def test_an_engine_that_is_closed_while_its_server_opens_a_session() -> None:
+    asked, go = asyncio.Event(), asyncio.Event()
+
+    async def refuse(session_id: str, route: str) -> None:
+        asked.set()
+        await go.wait()
+        raise HttpFailure("the server ends")
+
+    async with in_front_of(FakeVllmWithSessions()) as (_, server), server.connect() as socket:
+        sessions = engine_of(server).sessions
+        (one,) = await turns(socket, "one")
+        sessions._protocol = sessions._protocol._replace(open=refuse)
+        turn = asyncio.ensure_future(turns(socket, "two", after=one["id"]))
+        await asked.wait()
+        await sessions.close()
+        go.set()
+        (two,) = await turn
+        assert two["status"] == "completed"
+
+
 # Room
 
 
@@ -133,6 +194,93 @@ async def test_sessions_of_silent_loops_make_room_for_one_that_grows() -> None:
         await turns(socket, "word " * 20, after=mine["id"])
         assert await fake.closed.get() == silent
         assert session_of(fake.requests[-1]) == own
+
+
+class SlowToEnd(FakeVllmWithSessions):
+    """Ends sessions only when it may, whenever it was told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.may_end = asyncio.Event(), asyncio.Event()
+
+    async def _end(self, request: web.Request) -> web.Response:
+        self.asked.set()
+        await self.may_end.wait()
+        return await super()._end(request)
+
+
+async def test_a_session_that_grows_waits_for_the_room_of_one_that_was_closed_a_moment_ago() -> None:
+    fake = SlowToEnd()
+    fake.sessions.limits = Limits(8, 70)
+    async with in_front_of(fake, kv_tokens=100_000) as (_, server), server.connect() as socket:
+        await turns(socket, "another loop", "goes on")
+        _, mine = await turns(socket, "mine", "goes on")
+        others, own = fake.opened
+        sessions = engine_of(server).sessions
+        sessions.release(sessions._open[others].loop)  # as a schedule does that lets a turn of mine run
+        await fake.asked.wait()
+        until_closed = sessions._until_closed
+
+        async def watched(session: Session, closing: list[asyncio.Task[None]]) -> None:
+            if closing:
+                fake.may_end.set()
+            await until_closed(session, closing)
+
+        sessions._until_closed = watched
+        await turns(socket, "word " * 20, after=mine["id"])
+        fake.may_end.set()
+        assert [session_of(request) for request in fake.requests[4:]] == [own]
+
+
+async def test_a_replica_that_ends_no_session_delays_no_turn_at_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("slipring.engines.tokens.sessions._CLOSING_S", 3600.0)
+    fake = SlowToEnd()
+    async with in_front_of(fake, kv_tokens=100_000) as (_, server), server.connect() as socket:
+        await turns(socket, "one", "two")
+        engine = engine_of(server)
+        (session,) = engine.sessions._open.values()
+        places = {session.route: "slow"}
+        engine.schedule.replica_of = lambda route: places.get(route, "")
+        engine.sessions._discard(session)
+        await fake.asked.wait()
+        await turns(socket, "another loop", "goes on")
+        assert len(fake.opened) == 2
+        fake.may_end.set()
+
+
+async def test_sessions_are_opened_again_soon_where_one_found_no_room_beside_others() -> None:
+    """The plugin counts an answer when it ends, slipring when it has read that."""
+    async with in_front_of(FakeVllmWithSessions()) as (fake, server), server.connect() as socket:
+        sessions, lengths = engine_of(server).sessions, []
+        await turns(socket, "another loop", "goes on")
+        for number in range(8):
+            (one,) = await turns(socket, f"chain {number}")
+            fake.script(Refuse(400, "There is no room for so many ids."))
+            await turns(socket, "two", after=one["id"])
+            ((until, length),) = sessions._pauses.values()
+            lengths.append(length)
+            sessions._pauses[""] = until - length, length
+        assert lengths == [1, 2, 4, 8, 16, 32, 60, 60]
+
+
+@pytest.mark.parametrize("options", [{"kv_tokens": 100_000}, {}], ids=["scheduled", "unscheduled"])
+async def test_an_answer_that_grows_beyond_the_bound_ends_one_session(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    """Not one of slipring's choice and one of the plugin's."""
+    monkeypatch.setattr("slipring.engines.vllm_plugin.sessions._SETTLING_S", 300.0)
+    fake = FakeVllmWithSessions()
+    fake.sessions.limits = Limits(8, 70)
+    async with in_front_of(fake, **options) as (_, server), server.connect() as socket:
+        await turns(socket, "mine", "goes on")
+        _, other = await turns(socket, "other", "goes on")
+        fake.script(Say(("word ",) * 25), Stop())
+        await turns(socket, "and?", after=other["id"])
+        await fake.closed.get()
+        fake.sessions._keep_limit()
+        assert list(fake.sessions._open) == list(engine_of(server).sessions._open) != []
 
 
 @pytest.mark.parametrize("options", [{"kv_tokens": 100_000}, {}], ids=["scheduled", "unscheduled"])

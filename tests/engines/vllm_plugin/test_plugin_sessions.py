@@ -31,6 +31,7 @@ from slipring.engines.vllm_plugin.sessions import (
     answered,
     limits_of,
 )
+from tests.server.raw import until
 
 
 class StructuredOutputsParams(SimpleNamespace):
@@ -338,18 +339,37 @@ async def test_sessions_that_were_idle_for_long_make_room(
     assert (await vllm.post(PATH, turn(session="a", held=8))).status == 200
 
 
-async def test_answers_that_take_more_room_than_there_is_end_the_longest_idle_sessions(vllm: Vllm) -> None:
+async def test_answers_that_take_more_room_than_there_is_end_the_longest_idle_sessions(
+    vllm: Vllm, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """vLLM takes nothing from an idle session, so other requests would wait for what it holds."""
+    monkeypatch.setattr("slipring.engines.vllm_plugin.sessions._SETTLING_S", 0.0)
     for name in "ab":
         await vllm.post(PATH, turn(session=name, prompt=[1] * 300, sampling=ONE))
     vllm.sessions.limits = Limits(2, 602)
     assert (await vllm.post(PATH, turn(session="b", held=300, sampling={"max_tokens": 3}))).status == 400
     await vllm.post(PATH, turn(session="b", held=300, prompt=[1], sampling={"max_tokens": 3}))
-    assert list(vllm.sessions._open) == ["b"]
+    await until(lambda: list(vllm.sessions._open) == ["b"])
     assert vllm.sessions.held_tokens == 303
     # One that alone holds too much ends as well.
     await vllm.post(PATH, turn(session="b", held=303, prompt=[1] * 298, sampling={"max_tokens": 3}))
-    assert len(vllm.sessions) == 0
+    await until(lambda: len(vllm.sessions) == 0)
+
+
+async def test_a_client_that_ends_a_session_of_its_choice_in_time_loses_no_other(
+    vllm: Vllm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slipring.engines.vllm_plugin.sessions._SETTLING_S", 300.0)
+    for name in "ab":
+        await vllm.post(PATH, turn(session=name, prompt=[1] * 300, sampling=ONE))
+    vllm.sessions.limits = Limits(2, 602)
+    await vllm.post(PATH, turn(session="b", held=300, prompt=[1], sampling={"max_tokens": 3}))
+    settling = vllm.sessions._settling
+    assert settling is not None
+    settling.cancel()
+    await vllm.post(f"{PATH}/b/end")
+    vllm.sessions._keep_limit()
+    assert list(vllm.sessions._open) == ["a"]
 
 
 async def test_a_session_does_not_end_for_its_own_room(vllm: Vllm, monkeypatch: pytest.MonkeyPatch) -> None:

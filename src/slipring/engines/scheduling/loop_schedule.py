@@ -135,6 +135,7 @@ class LoopSchedule:
         self._branches: dict[str, dict[Loop, None]] = {}
         """The same loops by branch; the one that was used longest ago first."""
         self._waiting: dict[Turn, None] = {}
+        self._waiting_tokens = 0
         self._running: set[Turn] = set()
         self._paused: dict[Loop, None] = {}
         """The resident loops that pause."""
@@ -186,7 +187,7 @@ class LoopSchedule:
     @property
     def free_tokens(self) -> float:
         """What would be left of the cache if all turns that wait had their room."""
-        return self._room() - sum(turn.tokens for turn in self._waiting)
+        return self._room() - self._waiting_tokens
 
     @property
     def is_empty(self) -> bool:
@@ -203,14 +204,15 @@ class LoopSchedule:
         has_place = loop is not None and loop.is_resident
         return len(self._running) < self.rules.most_running and (has_place or not self._waiting)
 
-    def is_silent(self, loop: Loop, now: float) -> bool:
+    def is_silent(self, loop: Loop, now: float, heard_at: float = float("-inf")) -> bool:
         """Whether a loop has probably ended: it pauses, and is not known here any more or does so for longer
-        than its kind of pause lasts. Many clients never say that a loop has ended."""
+        than its kind of pause lasts. Many clients never say that a loop has ended. ``heard_at``: when it was
+        last heard of otherwise, as one whose tool gives out its output in pieces."""
         if loop.paused_at is None:
             return False
         if self._loops.get(loop.key) is not loop:
             return True
-        return now - loop.paused_at >= self.pauses.of(loop.kind).silence_s
+        return now - max(loop.paused_at, heard_at) >= self.pauses.of(loop.kind).silence_s
 
     # What happens
 
@@ -253,6 +255,7 @@ class LoopSchedule:
     def _wait(self, turn: Turn) -> None:
         turn.tokens = self._size(turn.loop, turn.context_tokens)
         self._waiting[turn] = None
+        self._waiting_tokens += turn.tokens
 
     def next(self, now: float) -> Turn | None:
         """The turn that runs next; it counts as running from now on. None if none may run now."""
@@ -262,6 +265,7 @@ class LoopSchedule:
         if turn is None:
             return None
         del self._waiting[turn]
+        self._waiting_tokens -= turn.tokens
         self._running.add(turn)
         if not turn.loop.is_resident:
             turn.loop.resident_since = now
@@ -285,6 +289,7 @@ class LoopSchedule:
     def withdraw(self, turn: Turn, now: float) -> None:
         """A turn does not want to run any more, or has failed."""
         if self._waiting.pop(turn, turn) is None:
+            self._waiting_tokens -= turn.tokens
             self._resume_pause(turn.loop, now)
         elif turn in self._running:
             self._running.remove(turn)
@@ -349,6 +354,7 @@ class LoopSchedule:
         for turn in turns:
             self._part_with(turn)
         self._waiting.clear()
+        self._waiting_tokens = 0
         return turns
 
     def give_away_running(self, turn: Turn) -> None:

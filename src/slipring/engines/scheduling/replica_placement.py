@@ -71,9 +71,9 @@ class ReplicaSchedules:
             ],
         )
 
-    def is_silent(self, loop: Loop, now: float) -> bool:
-        """Whether a loop has probably ended, as far as its replica knows."""
-        return all(each.schedule.is_silent(loop, now) for each in self._replicas)
+    def is_silent(self, loop: Loop, now: float, heard_at: float = float("-inf")) -> bool:
+        """Whether a loop has probably ended, as far as its replica knows; as ``LoopSchedule.is_silent``."""
+        return all(each.schedule.is_silent(loop, now, heard_at) for each in self._replicas)
 
     # What is asked for
 
@@ -145,7 +145,7 @@ class ReplicaSchedules:
 
     def replica_of(self, route: str) -> str:
         """The name of the replica that the next turn of a chain will probably reach."""
-        return self._expected(route).name
+        return self._expected(route).name if self._routes else ""  # without routes, none has a name
 
     # Which replica
 

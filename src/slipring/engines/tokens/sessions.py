@@ -35,6 +35,8 @@ from slipring.protocol import wire
 log = logging.getLogger("slipring")
 _PAUSE_S = 60.0
 """How long no session is opened after the server has refused one."""
+_SHORT_PAUSE_S = 1.0
+"""How long at first where other sessions are open: an answer that has just ended may have taken the room."""
 _EARLY_S = 5.0
 """A session is given up this long before the server ends it, so that no request meets its end."""
 _CLOSING_S = 2.0
@@ -88,7 +90,7 @@ class Session:
 
     __slots__ = (
         *("body", "end", "id", "is_busy", "later_ids", "loop", "missing_ids"),
-        *("reading", "route", "since", "tenant", "tokens", "used_at"),
+        *("read_at", "reading", "route", "since", "tenant", "tokens", "used_at"),
     )
 
     def __init__(self, job: Job, loop: Loop | None, now: float) -> None:
@@ -117,6 +119,8 @@ class Session:
         self.reading: asyncio.Task[None] | None = None
         """Reads ahead. It is cancelled only when the session is given up: the server then forgets the whole
         context."""
+        self.read_at = float("-inf")
+        """When it has last read ahead, by the event loop's clock: then its loop was not silent."""
 
 
 class _Lacking(NamedTuple):
@@ -184,11 +188,12 @@ class Sessions:
         self._by_body: dict[
             int, Session
         ] = {}  # by identity; an entry is removed before its body's id is free
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing: dict[asyncio.Task[None], Session] = {}
+        """What tells the server which sessions have ended. Until it knows, they take its room."""
         self._is_refused = False
         """Whether sessions are not used any more."""
-        self._refused_until: dict[str, float] = {}
-        """Until when no session is opened on a replica."""
+        self._pauses: dict[str, tuple[float, float]] = {}
+        """Until when no session is opened on a replica, and how long that pause is."""
         self._refusal = ""
         """Why none is opened, where that is so."""
         self._loop = asyncio.get_running_loop()
@@ -202,7 +207,7 @@ class Sessions:
     def refusal(self) -> str:
         """Why no session is opened at present, on some replica at least, in one line; empty if all may be."""
         now = time.monotonic()
-        is_paused = any(now < until for until in self._refused_until.values())
+        is_paused = any(now < until for until, _ in self._pauses.values())
         return self._refusal if self._is_refused or is_paused else ""
 
     async def lease(self, job: Job, sent: Rendered, loop: Loop | None) -> Lease | None:
@@ -290,6 +295,7 @@ class Sessions:
             self._discard(session)
         else:
             session.later_ids, session.missing_ids = later_ids, []
+            session.read_at = self._loop.time()
         finally:
             session.is_busy, session.reading, session.used_at = False, None, time.monotonic()
             self._discard_if_refused(session)
@@ -305,9 +311,12 @@ class Sessions:
     def _pause(self, error: Exception, route: str) -> None:
         """Open no session for a while where this one was to be, because the server has refused it."""
         log.warning("%s opens no session: %s", self._protocol.maker, error)
-        now = time.monotonic()
-        self._refused_until = {name: at for name, at in self._refused_until.items() if at > now}
-        self._refused_until[self._replica_of(route)] = now + _PAUSE_S
+        now, replica = time.monotonic(), self._replica_of(route)
+        self._pauses = {name: pause for name, pause in self._pauses.items() if pause[0] + _PAUSE_S > now}
+        length = _PAUSE_S
+        if self._on(replica) and not isinstance(error, TimedOut):
+            length = min(2 * self._pauses.get(replica, (0.0, _SHORT_PAUSE_S / 2))[1], _PAUSE_S)
+        self._pauses[replica] = now + length, length
         self._refusal = str(error)
 
     def release(self, loop: Loop) -> None:
@@ -343,21 +352,21 @@ class Sessions:
         now = time.monotonic()
         session = Session(job, loop, now)
         replica = self._replica_of(session.route)
-        if self._is_refused or now < self._refused_until.get(replica, 0.0):
+        if self._is_refused or now < self._pauses.get(replica, (0.0, 0.0))[0]:
             return None
         if self._make_room(sent.total, replica, job.tenant) is None:
             return None
         session.tokens, session.since = sent.total, since
         self._open[session.id] = session
         try:
-            if self._closing:  # the server may have no room before they are closed
-                await asyncio.wait(self._closing, timeout=_CLOSING_S)
+            if closing := self._closing_on(replica):  # the server may have no room before they are closed
+                await asyncio.wait(closing, timeout=_CLOSING_S)
             if self._protocol.open is not None:
                 async with asyncio.timeout(_PATIENCE_S):
                     await self._protocol.open(session.id, session.route)
         except (HttpFailure, ApiError) as error:
+            self._open.pop(session.id, None)  # the engine may have been closed meanwhile
             self._pause(error, session.route)
-            del self._open[session.id]
             return None
         except TimeoutError:
             self._pause(TimedOut("timed out"), session.route)
@@ -387,9 +396,12 @@ class Sessions:
     def _on(self, replica: str) -> list[Session]:
         return [each for each in self._open.values() if self._replica_of(each.route) == replica]
 
+    def _closing_on(self, replica: str) -> dict[asyncio.Task[None], Session]:
+        return {task: each for task, each in self._closing.items() if self._replica_of(each.route) == replica}
+
     def _grow(self, session: Session, total: int) -> list[asyncio.Task[None]] | None:
-        """Count so many tokens for a session, and close others if they need the room. Returns what waits for
-        the server to have closed them; None if there cannot be room, and then nothing has changed."""
+        """Count so many tokens for a session, and close others if they need the room. Returns what the server
+        must have closed before; None if there cannot be room, and then nothing has changed."""
         replica = self._replica_of(session.route)
         closing = self._make_room(total - session.tokens, replica, session.tenant, session)
         if closing is not None:
@@ -411,13 +423,15 @@ class Sessions:
         self, tokens: int, replica: str, tenant: str, grown: Session | None = None
     ) -> list[asyncio.Task[None]] | None:
         """Close sessions until a tenant may have so many further tokens, in the session that grows or in a
-        new one. Returns what tells the server; None, and none is closed, if that would not be enough."""
+        new one. Returns what the server must have closed before it has the room; None, and none is closed, if
+        that would not be enough."""
         rest, chosen = self._on(replica), list[Session]()
-        if (lacking := self._lacking(rest, tokens, grown)) is None:
-            return []
-        idle = [each for each in rest if not each.is_busy and each is not grown]
-        if self._lacking([each for each in rest if each not in idle], tokens, grown) is not None:
-            return None
+        lacking = self._lacking(rest, tokens, grown)
+        idle = []
+        if lacking is not None:
+            idle = [each for each in rest if not each.is_busy and each is not grown]
+            if self._lacking([each for each in rest if each not in idle], tokens, grown) is not None:
+                return None
         silent = [each for each in idle if self._is_silent(each)]
         silent.sort(key=lambda session: session.used_at, reverse=True)
         while lacking is not None:
@@ -427,7 +441,12 @@ class Sessions:
             rest.remove(closed)
             chosen.append(closed)
             lacking = self._lacking(rest, tokens, grown)
-        return [task for each in chosen if (task := self._discard(each)) is not None]
+        for each in chosen:
+            self._discard(each)
+        # Those that were closed a moment ago, for whatever reason, may still have the room.
+        closing = self._closing_on(replica)
+        has_room = self._lacking([*rest, *closing.values()], tokens, grown) is None
+        return [] if has_room else list(closing)
 
     def _lacking(self, there: list[Session], tokens: int, grown: Session | None) -> _Lacking | None:
         """What those that are open on a replica leave too little of; None if there is enough."""
@@ -456,7 +475,7 @@ class Sessions:
         """Whether the loop of an idle session has probably ended; False if no schedule knows the loops."""
         if self._schedule is None or session.loop is None:
             return False
-        return self._schedule.is_silent(session.loop, self._loop.time())
+        return self._schedule.is_silent(session.loop, self._loop.time(), session.read_at)
 
     def _release(
         self,
@@ -491,8 +510,8 @@ class Sessions:
 
     def _dropped(self, key: int, session: Session) -> None:
         """A position is gone, or its chain has ended, in whichever thread the last reference was."""
-        if self._by_body.get(key) is session:
-            self._by_body.pop(key, None)
+        # A turn that takes the session meanwhile, in the event loop's thread, keeps it.
+        if self._by_body.get(key) is session and self._by_body.pop(key, None) is not None:
             try:
                 self._loop.call_soon_threadsafe(self._discard, session)
             except RuntimeError:  # the loop has closed, and the engine with it
@@ -521,16 +540,14 @@ class Sessions:
             if session.used_at < oldest or (session.used_at < now - _SPARED_S and self._is_silent(session)):
                 self._discard(session)
 
-    def _discard(self, session: Session) -> asyncio.Task[None] | None:
-        """Forget a session, and tell the server that it has ended. Returns what tells it, if the session was
-        open."""
+    def _discard(self, session: Session) -> None:
+        """Forget a session, and tell the server that it has ended."""
         if self._open.pop(session.id, None) is None:
-            return None
+            return
         self._unbind(session)
         task = self._loop.create_task(self._report_end(session))
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
-        return task
+        self._closing[task] = session
+        task.add_done_callback(self._closing.pop)
 
     def _discard_if_refused(self, session: Session) -> None:
         if self._is_refused:

@@ -36,6 +36,9 @@ PATH = "/v1/slipring/sessions"
 _LONGEST_IDLE_S = 86_400.0
 _SPARED_S = 60.0
 """A session that has been idle for no longer is not ended for another's sake."""
+_SETTLING_S = 1.0
+"""How long slipring servers have to end sessions of their choice, where answers took too much room: each
+knows which of its own it needs least. If this process chose at once, two would be lost for one."""
 _OWN = ("seed", "logit_bias", "logprobs", "structured_outputs")
 _LEAST_LOGPROB = -9999.0
 """What stands for minus infinity in JSON, as in vLLM's own API."""
@@ -138,6 +141,7 @@ class Sessions:
         """How many turns went on in a session that was open."""
         self._open: dict[str, Session] = {}
         self._ending: set[asyncio.Task[None]] = set()
+        self._settling: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
         return len(self._open)
@@ -225,11 +229,14 @@ class Sessions:
         session.held += max(emitted - 1, 0)
         session.is_busy = session.is_answered = False
         self._expire_later(session)
-        self._keep_limit()
+        if self._settling is None and self.held_tokens > self.limits.tokens:
+            self._settling = asyncio.get_running_loop().call_later(_SETTLING_S, self._keep_limit)
 
     def _keep_limit(self) -> None:
-        """End idle sessions, the longest idle first, if answers took more room than there was: vLLM takes
-        nothing from an idle one, so other requests would wait until it goes on or ends."""
+        """End idle sessions, the longest idle first, if answers took more room than there was and nobody has
+        ended any: vLLM takes nothing from an idle one, so other requests would wait until it goes on or
+        ends."""
+        self._settling = None
         idle = (each for each in self._open.values() if not each.is_busy)
         for each in sorted(idle, key=lambda session: session.idle_since):
             if self.held_tokens <= self.limits.tokens:

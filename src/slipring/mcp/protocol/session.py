@@ -78,7 +78,11 @@ class ToolsChanged(NamedTuple):
     """The server's list of tools is no longer what it was."""
 
 
-Action = Send | Abandon | Report | Finish | ToolsChanged
+class Subscribed(NamedTuple):
+    """The server announces changes from now on, in revision 2026-07-28."""
+
+
+Action = Send | Abandon | Report | Finish | ToolsChanged | Subscribed
 
 
 MODERN_VERSION = "2026-07-28"
@@ -198,8 +202,6 @@ class McpSession:
         self._by_request: dict[int, _Operation] = {}
         self._late_probe = 0
         """The request of a probe that timed out, whose answer still counts."""
-        self._subscriptions = 0
-        """How many were asked for so far."""
         self._next_operation = 0
         self._next_request = 0
         self.state = State.NEW if agreement is None else State.READY
@@ -238,7 +240,6 @@ class McpSession:
 
     def listen(self) -> tuple[int, list[Action]]:
         """Subscribe to changes of the list, in revision 2026-07-28; it finishes when the server ends it."""
-        self._subscriptions += 1
         operation = self._begin(_Subscription(self._number()))
         return operation.id, self._request(
             operation, "subscriptions/listen", {"notifications": {"toolsListChanged": True}}
@@ -566,8 +567,7 @@ class McpSession:
         if message.method == "notifications/tools/list_changed":
             return [ToolsChanged()]
         if message.method == "notifications/subscriptions/acknowledged":
-            # What changed between two subscriptions was not announced.
-            return [ToolsChanged()] if self._subscriptions > 1 else []
+            return [Subscribed()]
         if message.method == "notifications/progress" and not isinstance(message.params, msgspec.UnsetType):
             return self._receive_progress(message.params)
         return []

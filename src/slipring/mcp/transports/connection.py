@@ -10,6 +10,7 @@ from typing import Any
 from slipring.mcp.failures import (
     ConnectionLost,
     HttpRejected,
+    Malformed,
     McpFailure,
     ProtocolFailure,
     TimedOut,
@@ -28,6 +29,7 @@ from slipring.mcp.protocol.session import (
     Report,
     Send,
     State,
+    Subscribed,
     ToolsChanged,
 )
 from slipring.mcp.protocol.tools import Tool, ToolList, ToolResult
@@ -38,8 +40,10 @@ OnProgress = Callable[[ProgressUpdate], None]
 _PROGRESS_INTERVAL_S = 0.05
 """Progress that comes faster is not handed on. It still counts as a sign of life."""
 _LISTEN_RETRY_S = (1.0, 60.0)
-_PASSING_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
-"""What servers, and the proxies before them, answer while they start, are full or are replaced."""
+_PASSING_STATUSES = frozenset({408, 425, 429})
+_LASTING_STATUSES = frozenset({501, 505})
+"""Those above 500 that do not pass. The others are what servers, and the proxies before them, answer while
+they start, are full or are replaced: some have numbers of their own."""
 
 
 class _Wait:
@@ -70,10 +74,22 @@ class Connection(abc.ABC):
     A caller that is cancelled while it waits has its request cancelled at the server.
     """
 
-    def __init__(self, session: McpSession, limits: McpLimits, on_tools_changed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        session: McpSession,
+        limits: McpLimits,
+        on_tools_changed: Callable[[], None],
+        on_unheard: Callable[[], None],
+    ) -> None:
+        """``on_tools_changed``: called when the server announces it. ``on_unheard``: called at the beginning
+        and at the end of each time in which it could not be heard."""
         self.session = session
         self.limits = limits
         self._on_tools_changed = on_tools_changed
+        self._on_unheard = on_unheard
+        self._hears = False
+        self._has_missed = False
+        """Whether a stream of announcements has ended, or was refused."""
         self._waits: dict[int, _Wait] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._unasked_bytes = 0
@@ -84,6 +100,11 @@ class Connection(abc.ABC):
     @property
     def is_usable(self) -> bool:
         return self.session.state is State.READY
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether the server can announce changes on it now."""
+        return self._hears and self.is_usable
 
     @property
     def agreement(self) -> Agreement:
@@ -210,23 +231,36 @@ class Connection(abc.ABC):
         was_usable = self.is_usable
         self._run(self.session.closed(kind, reason))
         if was_usable and self.agreement.announces_tool_changes:
-            self._on_tools_changed()
+            self._on_unheard()
+
+    def _heard(self) -> None:
+        """The server can announce changes from now on."""
+        if self._has_missed:
+            self._on_unheard()
+        self._hears = True
 
     async def _listen(self) -> None:
-        """Hear what the server announces for as long as the session lasts. A gap counts as a change."""
+        """Hear what the server announces for as long as the session lasts. A server that could never be
+        listened to has said nothing: its list is fresh for as long as that says."""
         shortest, longest = _LISTEN_RETRY_S
         pause = shortest
         loop = asyncio.get_running_loop()
         while self.is_usable:
-            began = loop.time()
+            began, has_stood, may_pass = loop.time(), True, True
             try:
                 await self._listen_once()
             except McpFailure as failure:
-                if not _may_pass(failure):
-                    return
+                may_pass = _may_pass(failure)
+                is_refusal = isinstance(failure, HttpRejected | ProtocolFailure | Unreachable)
+                has_stood = self._hears or not (is_refusal or isinstance(failure, Malformed))
             if not self.is_usable:
                 return
-            self._on_tools_changed()
+            self._hears = False
+            if has_stood or (self._has_missed and not may_pass):
+                self._on_unheard()  # the second has no end
+            if not may_pass:
+                return
+            self._has_missed = True
             pause = shortest if loop.time() - began > longest else min(2 * pause, longest)
             await asyncio.sleep(pause)
 
@@ -249,6 +283,8 @@ class Connection(abc.ABC):
                     self._finish(operation, result)
                 case ToolsChanged():
                     self._on_tools_changed()
+                case Subscribed():
+                    self._heard()
 
     def _finish(self, operation: int, result: Any) -> None:
         self._unasked_bytes = 0
@@ -297,7 +333,8 @@ class Connection(abc.ABC):
 def _may_pass(failure: McpFailure) -> bool:
     """Whether a server that could not be listened to may allow it later."""
     if isinstance(failure, HttpRejected):
-        return failure.status in _PASSING_STATUSES
+        status = failure.status
+        return status in _PASSING_STATUSES or (status >= 500 and status not in _LASTING_STATUSES)
     if isinstance(failure, ProtocolFailure):
         return failure.code == INTERNAL_ERROR
     return isinstance(failure, ConnectionLost | Unreachable | TooLarge)

@@ -198,15 +198,19 @@ class StreamableHttpConnection(Connection):
     """A session over streamable HTTP, in either era. Without a session id there is nothing to keep."""
 
     def __init__(
-        self, endpoint: Endpoint, session: McpSession, limits: McpLimits, on_tools_changed: Callable[[], None]
+        self,
+        endpoint: Endpoint,
+        session: McpSession,
+        limits: McpLimits,
+        on_tools_changed: Callable[[], None],
+        on_unheard: Callable[[], None],
     ) -> None:
-        super().__init__(session, limits, on_tools_changed)
+        super().__init__(session, limits, on_tools_changed, on_unheard)
         self._endpoint = endpoint
         self._session_id: str | None = None
         self._exchanges: dict[int, asyncio.Task[None]] = {}
         self._notices: set[asyncio.Task[None]] = set()
         self._listening: asyncio.Task[None] | None = None
-        self._has_listened = False
 
     async def _open(self) -> None:
         """Nothing: each request connects by itself."""
@@ -380,9 +384,7 @@ class StreamableHttpConnection(Connection):
                 raise HttpRejected(response.status)
             if _content_type(response) != _EVENTS:
                 raise Malformed("the MCP server does not answer with an event stream")
-            if self._has_listened:
-                self._on_tools_changed()  # what changed while nobody listened was not announced
-            self._has_listened = True
+            self._heard()
             await self._read_events(response, SseParser(self.limits.max_message_bytes), None, 0)
 
 
@@ -390,10 +392,15 @@ class HttpSseConnection(Connection):
     """A session that lasts as long as its event stream."""
 
     def __init__(
-        self, endpoint: Endpoint, session: McpSession, limits: McpLimits, on_tools_changed: Callable[[], None]
+        self,
+        endpoint: Endpoint,
+        session: McpSession,
+        limits: McpLimits,
+        on_tools_changed: Callable[[], None],
+        on_unheard: Callable[[], None],
     ) -> None:
         """``session`` must not be over HTTP in its own sense: requests are cancelled by notifications."""
-        super().__init__(session, limits, on_tools_changed)
+        super().__init__(session, limits, on_tools_changed, on_unheard)
         self._endpoint = endpoint
         self._post_url: asyncio.Future[URL] | None = None
         self._stream: asyncio.Task[None] | None = None
@@ -402,6 +409,9 @@ class HttpSseConnection(Connection):
         self._post_url = asyncio.get_running_loop().create_future()
         self._stream = self._spawn(self._read())
         await self._post_url
+
+    async def _opened(self) -> None:
+        self._heard()
 
     async def _close(self) -> None:
         if self._stream is not None and self._stream is not asyncio.current_task():

@@ -25,9 +25,13 @@ class StdioConnection(Connection):
     """A process, its pipes and its process group. Nothing of the group outlives the connection."""
 
     def __init__(
-        self, server: StdioServer, session: McpSession, on_tools_changed: Callable[[], None]
+        self,
+        server: StdioServer,
+        session: McpSession,
+        on_tools_changed: Callable[[], None],
+        on_unheard: Callable[[], None],
     ) -> None:
-        super().__init__(session, server.limits, on_tools_changed)
+        super().__init__(session, server.limits, on_tools_changed, on_unheard)
         self._server = server
         self._process: asyncio.subprocess.Process | None = None
         self._is_closing = False
@@ -55,8 +59,10 @@ class StdioConnection(Connection):
         self._spawn(self._time_probe())
 
     async def _opened(self) -> None:
-        if self.agreement.is_modern and self.agreement.announces_tool_changes:
-            # On a pipe, announcements come between answers: the subscription costs no connection.
+        # On a pipe, announcements come between answers: the subscription costs no connection.
+        if not self.agreement.is_modern:
+            self._heard()
+        elif self.agreement.announces_tool_changes:
             self._spawn(self._listen())
 
     async def _close(self) -> None:
