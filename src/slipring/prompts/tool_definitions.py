@@ -55,11 +55,6 @@ def parameters_of(tool: CallableTool) -> Raw:
     return _QUERY if tool.kind == "tool_search" else _NO_PARAMETERS
 
 
-def quoted(name: str) -> str:
-    """A name as a JSON string."""
-    return wire.encode(name).decode()
-
-
 def description_of(tool: CallableTool) -> str:
     """A tool's description; for a custom tool with a grammar, also the format of its input."""
     definition = tool.definition

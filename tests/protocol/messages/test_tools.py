@@ -137,3 +137,15 @@ def test_what_is_refused(tools: list[Json], servers: list[Json], param: str) -> 
     with pytest.raises(InvalidRequest) as refusal:
         read(*tools, servers=servers)
     assert refusal.value.param == param
+
+
+def test_a_toolset_that_lists_its_tools_is_told_why_it_cannot() -> None:
+    with pytest.raises(InvalidRequest, match="this server asks MCP servers for their tools itself"):
+        read({**SET, "tools": [{"name": "x"}]}, servers=[SERVER])
+    assert taken({**SET, "tools": None}, servers=[SERVER]) == taken(SET, servers=[SERVER])
+
+
+def test_a_toolset_of_a_registered_server_that_enables_nothing_adds_nothing() -> None:
+    assert taken({**SET, "default_config": {"enabled": False}}) == []
+    (tool,) = taken(SET)
+    assert (tool["type"], tool["server_label"]) == ("mcp", "s")
