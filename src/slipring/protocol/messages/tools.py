@@ -39,7 +39,7 @@ class MessagesTool(Struct):
     mcp_server_name: str | None = None
     default_config: "ToolConfig | None" = None
     configs: "dict[str, ToolConfig] | None" = None
-    tools: object = None
+    tools: list[Raw] | None = None
 
 
 class ToolConfig(Struct):
