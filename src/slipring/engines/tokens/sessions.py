@@ -7,8 +7,7 @@ fails in a session before its first token is sent again with all ids.
 
 A session belongs to the newest position of its chain. It is closed when the chain has ended (its client has
 left, or its state was evicted), even if the position is still known, because histories are recognised by it;
-when an answer does not end regularly; when it has been idle for too long; or to make room for another. The
-ends of chains are noticed here for servers and routers without sessions as well.
+when an answer does not end regularly; when it has been idle for too long; or to make room for another.
 """
 
 import asyncio
@@ -24,6 +23,7 @@ from slipring.core.generation import Delta, Emit, Finished, Job
 from slipring.engines.remote.http_connection import HttpFailure, TimedOut
 from slipring.engines.remote.replica_affinity import affinity_key
 from slipring.engines.remote.retries_and_breaker import GatewayFailed, RequestFailed, Retryable
+from slipring.engines.scheduling.chain_ends import gone_at_end
 from slipring.engines.scheduling.loop_schedule import Loop
 from slipring.engines.scheduling.replica_placement import ReplicaSchedules
 from slipring.engines.tokens.job_exchange import JobExchange, Request, Send, Write
@@ -42,8 +42,6 @@ _EARLY_S = 5.0
 _CLOSING_S = 2.0
 """How long to wait until the server has closed sessions: those that make room for another, and all of them
 when the engine is closed."""
-_TELLING_S = 2.0
-"""How long ``close`` waits until all ends have been reported."""
 _REVIEW_S = 15.0
 """How often sessions are looked at that are idle."""
 _SPARED_S = 60.0
@@ -185,9 +183,8 @@ class Sessions:
         self._idle_s = idle_s
         self._schedule = schedule
         self._open: dict[str, Session] = {}
-        self._by_body: dict[
-            int, Session
-        ] = {}  # by identity; an entry is removed before its body's id is free
+        self._by_body: dict[int, Session] = {}
+        """By the identity of the body; an entry is removed before that is free."""
         self._closing: dict[asyncio.Task[None], Session] = {}
         """What tells the server which sessions have ended. Until it knows, they take its room."""
         self._is_refused = False
@@ -578,85 +575,6 @@ def appended_by(session: Session, steps: list[EncodedIds]) -> Addressed | None:
 
 def _encoded(ids: Iterable[int]) -> bytes:
     return wire.encode(list(ids))[1:-1]
-
-
-def gone_at_end(job: Job, position: Rendered) -> object:
-    """What is gone when the loop of a job has ended, whose answer leads to ``position``.
-
-    A chain that is not stored is continued by ids while its connection has it, or while it is kept for a
-    client that was cut off: as long as the state is there that the job has continued. The others may be
-    continued by their history, too, as long as the position is known.
-    """
-    parent = job.parent
-    if parent is None or job.recognised or parent.response.store:
-        return position.body
-    return parent
-
-
-class ChainEnds:
-    """Tells the end of each chain, known by a key: the moment when nothing that was watched of it is left,
-    because its connection has closed or its responses were evicted. A chain that a store brings back begins
-    anew."""
-
-    def __init__(self, tell: Callable[[str], Awaitable[None]]) -> None:
-        self._tell = tell
-        self._watched: dict[str, dict[int, weakref.ref[object]]] = {}
-        self._telling: set[asyncio.Task[None]] = set()
-        self._loop = asyncio.get_running_loop()
-
-    def watch(self, key: str, position: Rendered) -> None:
-        """Add a position to the chain with this key."""
-        self._watched.setdefault(key, {}).update(self._reference(key, position.body))
-
-    def watch_only(self, key: str, held: object) -> None:
-        """The chain ends with this object, whatever was watched of it before."""
-        self._watched[key] = self._reference(key, held)
-
-    def _reference(self, key: str, held: object) -> dict[int, weakref.ref[object]]:
-        number = id(held)
-        return {number: weakref.ref(held, lambda _: self._dropped(key, number))}
-
-    def forget(self, key: str) -> None:
-        """Tell nothing of the chain with this key any more."""
-        self._watched.pop(key, None)
-
-    async def close(self) -> None:
-        """Tell the end of every chain, as far as the server answers."""
-        for key in list(self._watched):
-            del self._watched[key]
-            self._end(key)
-        if self._telling:
-            await asyncio.wait(self._telling, timeout=_TELLING_S)
-        for task in self._telling:
-            task.cancel()
-
-    def _dropped(self, key: str, number: int) -> None:
-        """What was watched is gone, in whichever thread its last reference was."""
-        watched = self._watched.get(key)
-        if watched is None:
-            return
-        watched.pop(number, None)
-        if not watched:
-            try:
-                self._loop.call_soon_threadsafe(self._end_if_gone, key)
-            except RuntimeError:  # the loop has closed, and the engine with it
-                return
-
-    def _end_if_gone(self, key: str) -> None:
-        if key in self._watched and not self._watched[key]:
-            del self._watched[key]
-            self._end(key)
-
-    def _end(self, key: str) -> None:
-        task = self._loop.create_task(self._report(key))
-        self._telling.add(task)
-        task.add_done_callback(self._telling.discard)
-
-    async def _report(self, key: str) -> None:
-        try:
-            await self._tell(key)
-        except (HttpFailure, ApiError) as error:
-            log.info("the end of a chain could not be reported to the server: %s", error)
 
 
 class SessionExchange(JobExchange):

@@ -23,13 +23,14 @@ from slipring.engines.remote.http_client import spliced
 from slipring.engines.remote.http_connection import BadStatus, HttpFailure, Unreadable
 from slipring.engines.remote.replica_affinity import branch_keys, tenant_salt
 from slipring.engines.remote.upstream_errors import startup_errors
+from slipring.engines.scheduling.chain_ends import ChainEnds
 from slipring.engines.scheduling.priorities_and_hints import urgency
 from slipring.engines.tokens.job_exchange import JobExchange, Request
 from slipring.engines.tokens.job_rendering import data_urls
 from slipring.engines.tokens.model_files import ModelInfo, read_tokenizer, unnamed_tokenizer
 from slipring.engines.tokens.pictured_requests import PicturedExchange, grey_square_url
 from slipring.engines.tokens.server_options import TokenServerOptions, read_options
-from slipring.engines.tokens.sessions import Addressed, ChainEnds, Mismatch, SessionProtocol
+from slipring.engines.tokens.sessions import Addressed, Mismatch, SessionProtocol
 from slipring.engines.tokens.token_answer import Fault, Piece, PieceParser, TokenAnswer, failure, reason_of
 from slipring.engines.tokens.token_server import Offer, Served, TokenServer
 from slipring.prompts.rendering import Rendered, Renderer

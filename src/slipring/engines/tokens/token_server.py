@@ -41,6 +41,7 @@ from slipring.engines.remote.retries_and_breaker import Admission, Retryable
 from slipring.engines.remote.streamed_answer import CutOff
 from slipring.engines.remote.upstream import RemoteEngine, Upstream
 from slipring.engines.remote.upstream_errors import startup_errors
+from slipring.engines.scheduling.chain_ends import ChainEnds, gone_at_end
 from slipring.engines.scheduling.job_queue import Ticket
 from slipring.engines.scheduling.loop_schedule import Loop, Need, Rules
 from slipring.engines.scheduling.priorities_and_hints import AnswerLengths, goes_on
@@ -52,11 +53,9 @@ from slipring.engines.tokens.sampling import Sampling
 from slipring.engines.tokens.server_options import TokenServerOptions
 from slipring.engines.tokens.sessions import (
     Addressed,
-    ChainEnds,
     SessionExchange,
     SessionProtocol,
     Sessions,
-    gone_at_end,
 )
 from slipring.engines.tokens.template_choice import (
     check_rendering,

@@ -31,6 +31,7 @@ from slipring.engines.constraints.supported_constraints import takes_tags
 from slipring.engines.remote.http_client import HttpClient, spliced
 from slipring.engines.remote.http_connection import BadStatus, HttpFailure
 from slipring.engines.remote.replica_affinity import DYNAMO_FINAL, DYNAMO_SESSION, tenant_salt
+from slipring.engines.scheduling.chain_ends import ChainEnds
 from slipring.engines.scheduling.priorities_and_hints import AnswerLengths, agent_hints, urgency
 from slipring.engines.tokens.job_exchange import JobExchange, Request
 from slipring.engines.tokens.job_rendering import data_urls, position_of
@@ -44,7 +45,7 @@ from slipring.engines.tokens.remote_vocabulary import (
     tokenizer_errors,
 )
 from slipring.engines.tokens.server_options import VllmOptions, read_options
-from slipring.engines.tokens.sessions import Addressed, ChainEnds, SessionProtocol
+from slipring.engines.tokens.sessions import Addressed, SessionProtocol
 from slipring.engines.tokens.template_choice import NoTemplate
 from slipring.engines.tokens.token_answer import Fault, Piece, PieceParser, TokenAnswer, failure, reason_of
 from slipring.engines.tokens.token_server import Offer, Served, TokenServer

@@ -233,9 +233,9 @@ class Sessions:
             self._settling = asyncio.get_running_loop().call_later(_SETTLING_S, self._keep_limit)
 
     def _keep_limit(self) -> None:
-        """End idle sessions, the longest idle first, if answers took more room than there was and nobody has
-        ended any: vLLM takes nothing from an idle one, so other requests would wait until it goes on or
-        ends."""
+        """End idle sessions, the longest idle first, until all hold no more than they may. Answers can take
+        them beyond that, and slipring may have ended too few. vLLM takes no blocks from an idle session, so
+        other requests would wait for them."""
         self._settling = None
         idle = (each for each in self._open.values() if not each.is_busy)
         for each in sorted(idle, key=lambda session: session.idle_since):

@@ -240,8 +240,8 @@ class Connection(abc.ABC):
         self._hears = True
 
     async def _listen(self) -> None:
-        """Hear what the server announces for as long as the session lasts. A server that could never be
-        listened to has said nothing: its list is fresh for as long as that says."""
+        """Read the server's announcements for as long as the session lasts. While a server refuses every
+        stream from the first on, no change was missed: its list stays fresh until its time to live ends."""
         shortest, longest = _LISTEN_RETRY_S
         pause = shortest
         loop = asyncio.get_running_loop()
