@@ -215,6 +215,8 @@ def vllm_with(python: Path, model: Path, *flags: str, **env: str) -> Iterator[Se
         "VLLM_PLUGINS": "slipring_sessions",
         "VLLM_ENABLE_RESPONSES_API_STORE": "1",  # without it, previous_response_id is refused
         "VLLM_NO_USAGE_STATS": "1",
+        # Clients keep connections for longer than its 5 s, and one that it closes as they send fails.
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "120",
         "HF_HUB_OFFLINE": "1",
     }
     with _running("vllm", command, f"http://127.0.0.1:{port}/health", **fixed, **env) as pid:
