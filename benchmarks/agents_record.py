@@ -20,6 +20,8 @@ from slipring.commands.bench.results import Machine
 RESULTS = Path(__file__).parent / "results" / "agents"
 Pauses = tuple[float, float]
 _LAST = 5
+_CLIENT = "client"
+"""Stands after the servers, where CPU times are listed."""
 _ENDED = Path(__file__).with_name("ended.js")
 
 
@@ -140,7 +142,8 @@ def pauses(record: Record) -> Pauses | None:
 def table(record: Record, pauses: bool) -> str:
     """A row for each way and number of loops at once. Loops of fewer turns than the others say so."""
     chosen, turns = _by_cell(record, pauses, shorter=True), _turns(record)
-    processes = list(dict.fromkeys(name for runs in chosen.values() for run in runs for name in run.cpu_ms))
+    counted = dict.fromkeys(name for runs in chosen.values() for run in runs for name in run.cpu_ms)
+    processes = sorted(counted, key=lambda name: name == _CLIENT)
     lines = [
         f"| loops at once | way | time s | a turn ms | first token ms: all, last {_LAST} turns"
         f" | prefilled tokens | CPU ms a turn: {' / '.join(processes)} |",
