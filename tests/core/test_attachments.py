@@ -16,7 +16,7 @@ from slipring.core.generation import ALL_ROLES, Capabilities
 from slipring.core.limits import Limits
 from slipring.protocol import wire
 from slipring.protocol.items.item_pictures import pictures
-from slipring.protocol.items.items import Item, read_item
+from slipring.protocol.items.items import Item, opened_with, read_item
 from tests.core.connection import Connection, Json, Server, message, only_error
 from tests.pictures import PIXEL, data_url, gif, png, webp
 
@@ -74,6 +74,18 @@ def test_an_image_is_refused_by_the_name_of_its_field(name):
     part, capabilities, limits, code, field = REFUSED[name]
     error = refusal(shown({"type": "input_text", "text": "a"}, part), capabilities, limits)
     assert (error.code, error.param) == (code, f"input[1].content[1]{field}")
+
+
+def test_a_screenshot_is_refused_by_the_name_of_its_output():
+    screen = {"type": "computer_screenshot", "image_url": "file:///x"}
+    item = read_item(wire.encode({"type": "computer_call_output", "call_id": "c", "output": screen}), "")
+    assert refusal(item).param == "input[1].output.image_url"
+
+
+def test_what_an_item_was_opened_with_was_looked_at_when_it_was_made():
+    blind = AttachmentRules(Capabilities(), LIMITS)
+    compacted = read_item(b'{"type":"compaction","encrypted_content":"x"}', "")
+    blind.refuse_unseen([opened_with(compacted, (shown(image()), shown(image())))])
 
 
 def test_files_need_a_model_that_takes_them():

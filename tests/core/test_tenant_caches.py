@@ -145,3 +145,14 @@ def test_a_result_that_is_put_again_replaces_the_one_before() -> None:
     cache.put(("a", b"key"), "second", 300)
     assert (cache.find(("a", b"key")), cache.find(("b", b"key"))) == ("second", None)
     assert cache.used_bytes == used_bytes + 200
+
+
+def test_all_results_of_a_tenant_can_be_dropped() -> None:
+    cache: TenantCache[str] = TenantCache(8 * 3000)
+    for key in (("a", b"1"), ("a", b"2"), ("b", b"1")):
+        cache.put(key, "result", 100)
+    cache.forget("a")
+    cache.forget("unknown")
+    assert [cache.find(key) for key in (("a", b"1"), ("a", b"2"), ("b", b"1"))] == [None, None, "result"]
+    cache.forget("b")
+    assert (len(cache), cache.used_bytes) == (0, 0)

@@ -29,6 +29,10 @@ LONG = "line of output\n" * 20
 LONG_BYTES = len(json.dumps(LONG)) - 2
 
 
+def not_served(name: str | None) -> Model:
+    raise ModelNotFound(name or "", [])
+
+
 def connect(**limits: float) -> Connection:
     return Connection(Server(**limits), betas=BETAS)
 
@@ -357,6 +361,16 @@ def test_what_a_user_message_rewrites_is_prefilled_after_the_answer() -> None:
     assert len(client.prefills) == 1
 
 
+def test_nothing_is_prefilled_for_a_model_that_is_not_served_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client = thinking()
+    client.create()
+    monkeypatch.setattr(client.server.models, "find", not_served)
+    assert client.complete()["status"] == "completed"
+    assert not client.prefills
+
+
 def test_nothing_is_prefilled_where_no_user_message_is_expected() -> None:
     client = thinking()
     call(client)
@@ -379,11 +393,7 @@ def test_outputs_for_a_model_that_is_not_served_any_more_have_no_effect(
 ) -> None:
     client = connect()
     response = call(client)
-
-    def find(name: str | None) -> Model:
-        raise ModelNotFound(name or "", [])
-
-    monkeypatch.setattr(client.server.models, "find", find)
+    monkeypatch.setattr(client.server.models, "find", not_served)
     assert client.stream_output(response["id"], call_ids(response)[0], LONG) == []
     assert not client.prefills
 

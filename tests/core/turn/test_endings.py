@@ -14,6 +14,9 @@ from tests.core.hosted_turns import HOSTED, end_only, hosted, kinds, running, to
 from tests.core.hosted_turns import begin as begin_hosted
 from tests.core.turn.steps.test_rollout import TOOLS, begin, call, open_connection
 
+ASKING = {"type": "mcp", "server_label": "s"}
+"""Its calls need approval."""
+
 
 def failed_rollout(connection: Connection, *deltas: Delta, **fields: Any) -> dict[str, Any]:
     """A rollout of two steps that fails in the second, after these deltas; returns its response object."""
@@ -197,6 +200,33 @@ def test_hosted_calls_of_the_failed_step_itself_are_kept():
     assert [told(connection.job())[index] for index in (2, 3, -1)] == ["output 42", "call g{}", "go on"]
     assert "output 43" in told(connection.job())
     connection.complete()
+
+
+def test_approved_calls_are_kept_if_the_first_step_fails():
+    connection = Connection()
+    connection.leaves_positions = True
+    begin_hosted(connection, tools=[ASKING])
+    connection.finish(*hosted())
+    asked = connection.order.responses[-1]
+    answer = {
+        "type": "mcp_approval_response",
+        "approval_request_id": asked["output"][-1]["id"],
+        "approve": True,
+    }
+    connection.create(previous=asked["id"], input=[answer], tools=[ASKING])
+    connection.resolve()
+    connection.claim()
+    end_only(connection, "42")
+    connection.generate(Text("hal"))
+    connection.fail()
+    response = connection.order.responses[-1]
+    assert (response["status"], kinds(response)) == ("failed", ["mcp_call"])
+    state = connection.cache.find(response["id"])
+    assert state is not None
+    assert state.position is None, "no step has ended"
+    connection.create(previous=response["id"], input="go on", tools=[ASKING])
+    connection.resolve()
+    assert told(connection.job())[-2:] == ["output 42", "go on"]
 
 
 def test_hosted_calls_of_the_first_step_are_not_kept():

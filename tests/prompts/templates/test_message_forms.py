@@ -6,7 +6,8 @@ from slipring.prompts.templates.chat_messages import ChatCall, ChatMessage
 from slipring.prompts.templates.message_forms import ACCEPTS_ALL, MessageForms
 from tests.prompts.templates.family_renderers import family_renderer
 from tests.prompts.templates.family_templates import NAMES
-from tests.prompts.templates.test_template_renderer import of_source
+from tests.prompts.templates.test_template_renderer import of_source, spelled, whole
+from tests.prompts.test_rendering import user
 
 SYSTEM, LATE = ChatMessage(role="system", content="S"), ChatMessage(role="system", content="L")
 FIRST, SECOND = ChatMessage(role="user", content="A"), ChatMessage(role="user", content="B")
@@ -105,3 +106,13 @@ def test_the_forms_of_a_template_are_found() -> None:
         "{{ '<|im_start|>' + m.role + m.content + '<|im_end|>' }}{% endfor %}"
     )
     assert not of_source(without_system).forms.system
+
+
+def test_a_template_that_refuses_texts_gets_lists_of_parts() -> None:
+    strict = (
+        "{% for m in messages %}{% if m.content is string %}{{ raise_exception('no list') }}{% endif %}"
+        "<|im_start|>{{ m.role }}\n{% for part in m.content %}{{ part.text }}{% endfor %}<|im_end|>\n"
+        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    writes = of_source(strict)
+    assert "user\nHello" in spelled(writes, whole(writes, user("Hello")).context)

@@ -11,9 +11,10 @@ from msgspec import Raw
 from slipring.base.errors import InvalidRequest
 from slipring.core.chain.instructions_and_tools import Head
 from slipring.core.chain.state import ResponseState
-from slipring.core.generation import Job
+from slipring.core.generation import Job, Prefill
 from slipring.core.token_estimates import estimated_picture_tokens
 from slipring.prompts.fallback_reasons import REWRITES_EARLIER
+from slipring.prompts.foreseen_context import foresee
 from slipring.prompts.rendering import Rendered, picture_id
 from slipring.prompts.rendering_codec import RenderingCodec
 from slipring.prompts.templates.chat_messages import (
@@ -26,7 +27,7 @@ from slipring.prompts.templates.chat_messages import (
 from slipring.prompts.templates.message_forms import MOVED_PICTURES, MessageForms
 from slipring.prompts.templates.probed_template import ModelTemplate
 from slipring.prompts.templates.template_renderer import TemplateRenderer
-from slipring.prompts.tokenization.token_budget import TokenBudget
+from slipring.prompts.tokenization.token_budget import UNLIMITED, TokenBudget
 from slipring.prompts.tokenization.tokenizer import Tokenizer
 from slipring.prompts.truncation import shorten
 from slipring.protocol import wire
@@ -326,3 +327,8 @@ def test_truncation_drops_items_with_their_pictures() -> None:
     shortened = shorten(seeing, asked, TokenBudget(whole - 1))
     assert shortened is not None
     assert shortened.prompt.digests() == [picture(2).digest, picture(3).digest]
+
+
+def test_nothing_is_foreseen_of_a_context_with_new_pictures() -> None:
+    prefill = Prefill(job((said("See", 1),)), "user")
+    assert foresee(renderer("qwen_vl"), prefill, UNLIMITED) is None

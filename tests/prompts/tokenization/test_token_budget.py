@@ -12,6 +12,7 @@ def test_an_encoder_raises_once_all_texts_together_exceed_the_budget() -> None:
     with pytest.raises(TooManyTokens) as refused:
         encoder.expect(["x" * 30, "x"])
     assert refused.value.least == 11
+    assert encoder.encode("") == []
     assert encoder.encode("abcdef") == small().encode("abcdef")
     assert encoder.used == 10
     with pytest.raises(TooManyTokens) as refused:

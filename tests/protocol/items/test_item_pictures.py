@@ -20,6 +20,7 @@ from slipring.protocol.items.item_pictures import (
     described,
     examine,
     image_param,
+    image_parts,
     images_of,
     picture_of,
     pictures,
@@ -252,3 +253,7 @@ def test_the_tokens_of_a_picture_are_estimated_by_its_size():
         return estimated_picture_tokens(Picture("", "image/png", width, height, 1))
 
     assert [tokens(1, 1), tokens(280, 560), tokens(8000, 8000)] == [64, 200, 3000]
+
+
+def test_a_text_has_no_images_with_data() -> None:
+    assert list(image_parts(message({"type": "input_text", "text": "a"}))) == []

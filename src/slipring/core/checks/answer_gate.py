@@ -363,17 +363,18 @@ class Gate:
             return False
         return self._held_bytes + sum([answer.pending for answer in self._answers]) >= self._most_bytes
 
-    def unanswered(self, *sides: Side) -> set[str]:
-        """The checks that gave no answer about something on one of these sides, or have not given it yet."""
+    def unanswered(self, *others: Side) -> set[str]:
+        """The checks that gave no answer about something in the answer, or on one of the other sides, or have
+        not given it yet."""
+        sides: tuple[Side, ...] = ("output", *others)
         missing = self.report.unanswered(*sides)
         for inspection in [asked.inspection for asked in self._asked.values()]:
             for subject in inspection.subjects:
                 if subject.side in sides:
                     missing.update(check.name for check in checks_of(self.policy, subject, inspection.when))
-        if "output" in sides:
-            # An answer that is broken off ends within a window.
-            modes = {answer.mode for answer in self._answers if answer.frontier is not None}
-            missing.update(check.name for check in self.policy.checks if check.mode in modes)
+        # An answer that is broken off ends within a window.
+        modes = {answer.mode for answer in self._answers if answer.frontier is not None}
+        missing.update(check.name for check in self.policy.checks if check.mode in modes)
         return missing
 
     def inspect_input(self, subjects: Sequence[Subject]) -> None:

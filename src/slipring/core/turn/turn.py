@@ -165,12 +165,10 @@ class Planned(Struct, frozen=True, eq=False):
     rollout: Rollout | None = None
     """Set if it continues after calls that its client answers."""
 
-    def estimate(self, written_chars: int) -> Finished | None:
-        """About how many tokens the running job has; None if no job is planned. ``written_chars``: those of
-        the answer."""
+    def estimate(self, written_chars: int) -> Finished:
+        """About how many tokens the running job has. ``written_chars``: those of the answer."""
         job, compaction = self.job, self.compaction
-        if job is None:
-            return None
+        assert job is not None
         if compaction is not None:
             job = compaction.job
         if compaction is not None and compaction.is_running:

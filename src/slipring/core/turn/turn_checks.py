@@ -206,7 +206,7 @@ class InspectedItems:
     def completed(self, output: Iterable[Item]) -> list[Subject]:
         """The turn has ended, and its output has passed; returns what is still to be audited."""
         self._context.go_to(self._after_input)
-        unanswered = self._gate.unanswered("output")
+        unanswered = self._gate.unanswered()
         for item, is_sealed in sealed_and_open(output):
             if item.type == "mcp_list_tools":
                 continue  # inspected when it was fetched
@@ -497,7 +497,7 @@ class TurnChecks:
         policy = self.gate.policy
         audits = any(check.mode == "audit" for check in policy.checks)
         # A check that gave no answer has inspected nothing.
-        digest = b"" if self.gate.unanswered("input", "output") else policy.digest
+        digest = b"" if self.gate.unanswered("input") else policy.digest
         is_audited = audits or (parent is not None and parent.is_audited)
         return NodeVerdicts(digest, self.gate.report.findings, is_audited)
 

@@ -76,8 +76,6 @@ class BudgetedEncoder:
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text. Raises ``TooManyTokens`` as soon as the budget is exceeded."""
-        if not text:
-            return []
         ids = self._cache.get(text) if self._cache is not None else None
         if ids is None:
             ids = self._encode(text)

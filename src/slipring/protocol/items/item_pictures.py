@@ -149,14 +149,13 @@ def image_param(item: Item, index: int, image: Attached) -> str:
     return f"{where}.{'file_id' if is_file else 'image_url'}"
 
 
-def role_of(item: Item) -> str | None:
-    """The role of a message; None for other items."""
-    if item.type != "message":
-        return None
-    if may_have_images(item):
-        return attached(item).role
-    body = item.body()
-    return body.role if isinstance(body, Message) else None
+def role_of(message: Item) -> str | None:
+    """The role of a message."""
+    if may_have_images(message):
+        return attached(message).role
+    body = message.body()
+    assert isinstance(body, Message)
+    return body.role
 
 
 def images_of(item: Item) -> list[Attached]:

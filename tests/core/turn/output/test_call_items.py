@@ -178,3 +178,13 @@ def test_a_function_of_the_client_may_have_the_name_of_a_built_in_tool() -> None
     connection.finish(*call("web_search"))
     assert not connection.calls
     assert kinds(last(connection)) == ["function_call"]
+
+
+def test_a_patch_that_was_cut_off_is_in_progress_even_if_it_can_be_read() -> None:
+    """The API has no other status for it."""
+    connection = Connection()
+    connection.create(tools=[{"type": "apply_patch"}])
+    written = CallArguments('{"type":"create_file","path":"a.txt","diff":"+a"}')
+    connection.finish(CallStarted("apply_patch", "apply_patch"), written, reason="max_output_tokens")
+    (patch,) = last(connection)["output"]
+    assert (patch["status"], patch["operation"]["path"]) == ("in_progress", "")

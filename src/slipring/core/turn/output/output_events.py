@@ -377,10 +377,9 @@ class Output(NumberedItems):
             if isinstance(call, RefusedCall):
                 self.keep(call.close(), ())
             self._reject(call, status)
-        elif isinstance(call, OpenApproval):
-            if status != "completed":
-                self.hosted.drop()
-                return
+        elif status != "completed":
+            self.hosted.drop()
+        else:
             assert self.sign is not None
             unnamed = call.item("")
             item = call.item(self.name_item("mcp_approval_request", self.sign(unnamed)))
