@@ -400,9 +400,13 @@ def test_a_context_shares_what_it_begins_with_and_a_rewritten_one_nothing() -> N
     assert first.unshared_bytes(longer) == first.unshared_bytes(first) == 0
     fork = first.then((4,), None).then((5,), None)
     assert fork.unshared_bytes(longer) == fork.size_bytes - first.size_bytes
+    assert [each.body.continues(first.body) for each in (first, longer, fork)] == [True] * 3
+    assert not first.body.continues(longer.body)
+    assert not fork.body.continues(longer.body)
     for length in (0, 2, 3, 4):
         rewritten = Rendered("w", preface, chain(length))
         assert rewritten.unshared_bytes(first) == rewritten.body.size_bytes
+        assert not rewritten.body.continues(first.body)
     assert longer.unshared_bytes(SimpleNamespace(size_bytes=9)) == longer.size_bytes
 
 

@@ -108,6 +108,14 @@ class Body(Struct, frozen=True, eq=False, weakref=True):
                 theirs = theirs.parent
         return mine.size_bytes
 
+    def continues(self, other: "Body") -> bool:
+        """Whether the other is this body or an ancestor of it. Takes time proportional to the steps after
+        it."""
+        node: Body | None = self
+        while node is not None and node.size_bytes > other.size_bytes:
+            node = node.parent
+        return node is other
+
     def lineage(self) -> Iterator["Body"]:
         """This body and its ancestors, newest first."""
         node: Body | None = self

@@ -202,7 +202,7 @@ class RenderingCodec:
 def _continues(position: Rendered, parent: Rendered) -> bool:
     """Whether a context was made by appending to another. Compares identity, not ids: engines detect what
     contexts share by their common ``Body`` objects."""
-    return position.writer == parent.writer and any(body is parent.body for body in position.body.lineage())
+    return position.writer == parent.writer and position.body.continues(parent.body)
 
 
 def _placed(steps: Iterable[EncodedIds]) -> list[PlacedPicture]:

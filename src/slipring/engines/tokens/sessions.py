@@ -238,9 +238,7 @@ class Sessions:
         context before that answer."""
         for session in [each for each in self._open.values() if each.tenant == tenant and not each.is_busy]:
             answered = session.body() if session.body is not None else None
-            if answered is None or session.since >= context.total:
-                continue
-            if any(body is context for body in answered.lineage()):
+            if answered is not None and session.since < context.total and answered.continues(context):
                 self._discard(session)
 
     def has(self, job: Job, body: Body) -> bool:
