@@ -3,9 +3,11 @@
 A cell with a wrong answer has no times.
 """
 
+import functools
 import json
 import statistics
 from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +44,7 @@ class Cell(Struct, frozen=True):
         return self.server, self.way
 
 
-class Run(Struct):
+class Run(Struct, kw_only=True):
     """The measurements of a cell. Times are in ms, by loop and turn."""
 
     cell: Cell
@@ -65,6 +67,8 @@ class Run(Struct):
     samples: dict[str, list[float]] = {}
     """Gauges of the engine, once a second."""
     wrong: str | None = None
+    when: str
+    """When the measurement began that this run is part of."""
 
 
 class Record(Struct, kw_only=True):
@@ -73,6 +77,7 @@ class Record(Struct, kw_only=True):
     shape: str
     model: dict[str, Any]
     when: str
+    """When the last measurement began."""
     machine: Machine
     gpu: str | None
     versions: dict[str, str]
@@ -84,7 +89,9 @@ class Record(Struct, kw_only=True):
     measured: list[Run] = []
 
 
-def run_of(measured: Measured, cell: Cell, engine: dict[str, float], samples: dict[str, list[float]]) -> Run:
+def run_of(
+    measured: Measured, cell: Cell, engine: dict[str, float], samples: dict[str, list[float]], when: str
+) -> Run:
     turns = [turn for loop in measured.turns for turn in loop]
     return Run(
         cell=cell,
@@ -101,6 +108,7 @@ def run_of(measured: Measured, cell: Cell, engine: dict[str, float], samples: di
         engine=engine,
         samples=samples,
         wrong=measured.wrong,
+        when=when,
     )
 
 
@@ -120,6 +128,25 @@ def read(shape: str) -> Record:
     return decode(RESULTS / f"{shape}.json")
 
 
+@functools.cache
+def _machines() -> dict[str, str]:
+    """A letter for each machine on which the records were made, by when its measurements began. Those that
+    began within an hour of each other were on one."""
+    times = sorted({run.when for path in RESULTS.glob("*.json") for run in decode(path).measured})
+    letters: dict[str, str] = {}
+    number, last = -1, None
+    for when in times:
+        began = datetime.fromisoformat(when)
+        number += last is None or began - last > timedelta(hours=1)
+        letters[when], last = chr(ord("a") + number), began
+    return letters
+
+
+def _measured_on(runs: Iterable[Run]) -> list[str]:
+    """The letters of the machines."""
+    return sorted({_machines()[run.when] for run in runs})
+
+
 def about(record: Record) -> str:
     """The model, the loops and the machine."""
     plan = record.measured[0].cell.plan
@@ -129,9 +156,17 @@ def about(record: Record) -> str:
     return (
         f"{_heading(record)}, random weights. {plan.turns} turns; each brings"
         f" {plan.output_bytes / 1000:g} kB of a tool's output and asks for {plan.answer_tokens} tokens;"
-        f" {_last_tokens(record):,} tokens at the end. {record.when[:10]}, {where}, {record.machine.cpu},"
-        f" {record.machine.cores} cores; {versions}.{left_out}"
+        f" {_last_tokens(record):,} tokens at the end. {where}, {record.machine.cpu},"
+        f" {record.machine.cores} cores; {versions}.{left_out} Machines of this kind: {_dates(record)}."
     )
+
+
+def _dates(record: Record) -> str:
+    """When each machine began, by its letter."""
+    first: dict[str, str] = {}
+    for when in sorted(run.when for run in record.measured):
+        first.setdefault(_machines()[when], when)
+    return ", ".join(f"*{letter}* {when[:10]} {when[11:16]}" for letter, when in first.items())
 
 
 def pauses(record: Record) -> Pauses | None:
@@ -146,14 +181,14 @@ def table(record: Record, pauses: bool) -> str:
     processes = sorted(counted, key=lambda name: name == _CLIENT)
     lines = [
         f"| loops at once | way | time s | a turn ms | first token ms: all, last {_LAST} turns"
-        f" | prefilled tokens | CPU ms a turn: {' / '.join(processes)} |",
-        "|---:|---|---:|---:|---:|---:|---:|",
+        f" | prefilled tokens | CPU ms a turn: {' / '.join(processes)} | machine |",
+        "|---:|---|---:|---:|---:|---:|---:|---|",
     ]
     for cell, runs in chosen.items():
         shorter = "" if cell.plan.turns == turns else f", of {cell.plan.turns} turns"
         named = f"| {cell.at_once}{shorter} | {cell.title} |"
         if wrong := next((run.wrong for run in runs if run.wrong), None):
-            lines.append(f"{named} {_shortened(wrong)} | | | | |")
+            lines.append(f"{named} {_shortened(wrong)} | | | | | |")
             continue
         first = _median(ms for run in runs for loop in run.first_ms for ms in loop)
         late = _median(ms for run in runs for loop in run.first_ms for ms in loop[-_LAST:])
@@ -162,30 +197,35 @@ def table(record: Record, pauses: bool) -> str:
         cpu = " / ".join(_cpu(runs, name) for name in processes)
         lines.append(
             f"{named} {_span([run.wall_ms / 1e3 for run in runs])} | {turn:,.0f} | {first:,.0f}, {late:,.0f}"
-            f" | {prefilled:,.0f} | {cpu} |"
+            f" | {prefilled:,.0f} | {cpu} | {', '.join(_measured_on(runs))} |"
         )
     return "\n".join(lines)
 
 
 def short_table(records: Sequence[Record]) -> str:
     """The times alone, without pauses: a row for each model and way, a column for each number of loops.
-    Medians and ranges, where a cell was repeated."""
+    Medians and ranges, where a cell was repeated. Loops of fewer turns than the others say so."""
     amounts = sorted({amount for record in records for amount in _amounts(record)})
     lines = [
         f"| model | loops at once: | {' | '.join(map(str, amounts))} |",
         f"|---|---|{'---:|' * len(amounts)}",
     ]
     for record in records:
-        found = {(cell.key, cell.at_once): runs for cell, runs in _by_cell(record, pauses=False).items()}
+        chosen = _by_cell(record, pauses=False, shorter=True)
+        found = {(cell.key, cell.at_once): runs for cell, runs in chosen.items()}
         for key in dict.fromkeys(key for key, _ in found):
-            cells = [
-                f"{_span([run.wall_ms / 1e3 for run in runs])} s"
-                if _is_right(runs := found.get((key, at), ()))
-                else ""
-                for at in amounts
-            ]
+            cells = [_time(found.get((key, at), ()), _turns(record)) for at in amounts]
             lines.append(f"| {_SIZES[record.shape]} | {NAMES[key[0]]} {WAYS[key[1]]} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _time(runs: Sequence[Run], turns: int) -> str:
+    """How long a cell took, with its number of turns if that is another; empty if it was not measured."""
+    if not _is_right(runs):
+        return ""
+    plan = runs[0].cell.plan
+    shorter = "" if plan.turns == turns else f" ({plan.turns} turns)"
+    return f"{_span([run.wall_ms / 1e3 for run in runs])} s{shorter}"
 
 
 def sentence(record: Record) -> str:
@@ -244,8 +284,8 @@ def pressure_table(record: Record) -> str:
     """A row for each way: how long loops took together and each, and what was found in the cache."""
     lines = [
         "| way | all loops s | mean of a loop s | p95 s | first token ms, median / p95 | prefix hits"
-        " | prefilled tokens | CPU of vLLM's API process s |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|",
+        " | prefilled tokens | CPU of vLLM's API process s | machine |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---|",
     ]
     for cell, runs in _by_cell(record, pauses=True).items():
         first = sorted(ms for run in runs for loop in run.first_ms for ms in loop)
@@ -266,7 +306,7 @@ def pressure_table(record: Record) -> str:
             )
         lines.append(
             f"| {cell.title} | {times} | {_median(first):,.0f} / {_p95(first):,.0f}"
-            f" | {_hits(runs):.0%} | {tokens} | {cpu} |"
+            f" | {_hits(runs):.0%} | {tokens} | {cpu} | {', '.join(_measured_on(runs))} |"
         )
     return "\n".join(lines)
 

@@ -15,13 +15,14 @@ from slipring import __version__
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 COMMANDS = {
+    "agents/*-pressure": "benchmarks/many_agents.py --pressure",
     "agents/*": "benchmarks/many_agents.py",
-    "agents_pressure*": "benchmarks/many_agents.py --pauses with",
     "pictures": "benchmarks/peers/pictures.py vllm vllm-chat llama --write",
     "claude_code": "benchmarks/peers/replay.py vllm llama-server",
     "engines/*": "benchmarks/peers/engines.py",
     "gateways": "benchmarks/peers/gateways.py",
     "peers/guardrails": "benchmarks/peers/guardrails.py",
+    "peers/routers": "benchmarks/peers/routers.py",
     "peers/*": "benchmarks/peers/run.py",
     "loops": "benchmarks/standard.py",
     "fast": "benchmarks/standard.py",

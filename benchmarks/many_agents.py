@@ -89,6 +89,8 @@ class Setting(NamedTuple):
     plan: Plan
     env: dict[str, str]
     pressure: "Pressure"
+    turns: dict[int, int]
+    """Of each loop, for so many loops at once that the KV cache would not hold those of the plan."""
 
 
 class Pressure(NamedTuple):
@@ -109,6 +111,7 @@ SETTINGS = {
         Plan(12, 3_500, 20),
         cpu_environment(1, 2),
         Pressure(2_200, 10, 8),
+        {},
     ),
     "small": Setting(
         SMALL,
@@ -117,14 +120,16 @@ SETTINGS = {
         Plan(20, 9_000, 60),
         {},
         Pressure(75_000, 64, 20),
+        {},
     ),
     "7b": Setting(
         LARGE,
         ("--max-num-seqs", "256", "--load-format", "dummy", *_CALLS),
-        (1, 4, 16),
+        AT_ONCE,
         Plan(20, 9_000, 60),
         {},
         Pressure(25_000, 48, 12),
+        {64: 8},
     ),
 }
 """`7b` has no file of weights: vLLM makes some up."""
@@ -365,7 +370,8 @@ def plan_of(given: argparse.Namespace) -> Plan:
 
 def asked_cells(given: argparse.Namespace) -> list[Cell]:
     """The cells in the order in which they are measured: few loops first, because they take least."""
-    plan, at_once = plan_of(given), given.at_once or SETTINGS[given.shape].at_once
+    setting, plan = SETTINGS[given.shape], plan_of(given)
+    shorter = {} if given.turns else setting.turns
     least, most = given.pause_s
     pauses: dict[str, list[Pauses | None]] = {
         "without": [None],
@@ -373,9 +379,12 @@ def asked_cells(given: argparse.Namespace) -> list[Cell]:
         "both": [None, (least, most)],
     }
     return [
-        Cell(server, way, amount, msgspec.structs.replace(plan, pause_s=pause))
+        Cell(
+            *(server, way, amount),
+            msgspec.structs.replace(plan, pause_s=pause, turns=shorter.get(amount, plan.turns)),
+        )
         for pause in pauses[given.pauses]
-        for amount in at_once
+        for amount in given.at_once or setting.at_once
         for server, ways in (UNDER_PRESSURE if given.pressure else WAYS).items()
         for way in ways
         if given.ways is None or f"{server}:{way}" in given.ways
@@ -461,7 +470,7 @@ def main() -> int:
                 each = measure(running, server, cell, vocabulary, min(given.cell_s, left_s))
             each.repeat = repeat
             record.measured.append(
-                run_of(each, cell, watch.counted(), watch.samples if given.pressure else {})
+                run_of(each, cell, watch.counted(), watch.samples if given.pressure else {}, record.when)
             )
             write(record, path)
             paused = " with pauses" if cell.plan.pause_s else ""

@@ -6,10 +6,11 @@ them, and slipring in front of those: the engine ``vllm`` through vllm-router, w
 
 - 100 chains with forks and warmups spread; every turn finds the context of the turn before;
 - a replica that is drained, and one that is killed, cost each of its chains one prefill and no turn;
-- more loops than fit the caches: slipring counts them on each replica.
+- more loops than fit the caches: slipring counts them on each replica, and a loop prefills its context again
+  once at most.
 
-Ends with an error if one of these does not hold. Needs ``.peers`` (``benchmarks/peers/setup.py``) and
-``.venv-router``.
+Ends with an error if one of these does not hold. Writes the record, which ``routers_table.py`` shows, if all
+ways ran. Needs ``.peers`` (``benchmarks/peers/setup.py``) and ``.venv-router``.
 """
 
 import argparse
@@ -18,6 +19,7 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -29,7 +31,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import aiohttp
-from servers import MODEL, ROOT, VLLM_PYTHON, cpu_environment, free_port
+from routers_table import Lost, Record, Row, table, write
+from servers import MODEL, ROOT, VLLM, VLLM_PYTHON, cpu_environment, free_port
+
+from slipring.commands.bench.subject import machine
 
 ROUTERS = ROOT / ".venv-router" / "bin"
 BLOCKS, BLOCK = 480, 128
@@ -178,6 +183,7 @@ class Stage:
         self.http, self.replicas, self.way, self.router, self._url = http, replicas, way, router, url
         self._admin = admin
         self._number = 0
+        self.row = Row(way.name, len(replicas))
 
     @asynccontextmanager
     async def chain(self) -> AsyncIterator[Chain]:
@@ -278,6 +284,8 @@ async def spread(stage: Stage) -> None:
     after = [await stage.requests(each) for each in stage.replicas]
     served = [new - old for old, new in zip(before, after, strict=True)]
     least = CHAINS // len(served) // 4
+    row = stage.row
+    row.ended, row.turns, row.prefilled, row.failed = served, 5 * CHAINS, lost.total(), len(failures)
     require(not failures, f"no turn failed {failures[:2]}")
     require(not any(lost.values()), f"every turn, fork and warmup found its context {dict(lost)}")
     require(min(served) >= least, f"chains spread: requests by replica {served}")
@@ -302,6 +310,8 @@ async def lose(stage: Stage, replica: Program, how: str) -> None:
         lost = [sum(tokens > WHOLE for tokens in chain.prefilled[2:]) for chain in chains]
         first = [sum(tokens > WHOLE for tokens in chain.prefilled[1:2]) for chain in chains]
         require(not failures, f"{how}: no turn of {count} chains failed {failures[:2]}")
+        known = None if stage.way.has_sessions else there
+        stage.row.lost[how] = Lost(count, known, lost, len(failures))
         moved = sum(map(bool, lost))
         words = f"{how}: {moved} of {count} chains prefilled their context again, {sum(lost)} times in all"
         # vLLM counts a session when it ends.
@@ -328,10 +338,13 @@ async def fill(stage: Stage) -> None:
         seconds = time.monotonic() - began
         failures = [each for chain in chains for each in chain.failures]
         # Every later turn adds about as much as the first one.
-        again = sum(tokens > 1.5 * chain.prefilled[0] for chain in chains for tokens in chain.prefilled[1:])
+        again = [sum(tokens > 1.5 * chain.prefilled[0] for tokens in chain.prefilled[1:]) for chain in chains]
+        stage.row.again = again
+        stage.row.failed += len(failures)
         require(not failures, f"filled: no turn of {len(chains)} loops failed {failures[:2]}")
-        words = f"{again} of {4 * len(chains)} later turns prefilled more than they added, {seconds:.0f} s"
-        print(f"  filled: {words}", flush=True)
+        words = f"filled: {sum(map(bool, again))} of {len(chains)} loops prefilled their context again,"
+        words += f" at most {max(again)} times each, {seconds:.0f} s"
+        require(max(again) <= 1 or not stage.way.counts_replicas, words)
         if stage.way.counts_replicas:
             scheduled = await stage.held()
             require(0.9 * room < scheduled <= room, f"filled: {scheduled:.0f} of {room} tokens are scheduled")
@@ -473,12 +486,13 @@ async def reached(
         await router.end()
 
 
-async def run(counts: Sequence[int], ways: Sequence[Way], logs: Path) -> bool:
+async def run(counts: Sequence[int], ways: Sequence[Way], logs: Path) -> list[Row]:
     ended = asyncio.current_task()
     assert ended is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.cancel)
     timeout = aiohttp.ClientTimeout(total=120)
     began = time.monotonic()
+    rows = []
     async with (
         aiohttp.ClientSession(timeout=timeout) as http,
         replicas(http, max(counts), logs) as every,
@@ -496,12 +510,21 @@ async def run(counts: Sequence[int], ways: Sequence[Way], logs: Path) -> bool:
                     await lose(stage, servers[-1], "drained")
                     await stage.add(servers[-1:])
                     await lose(stage, servers[0], "killed")
+                    rows.append(stage.row)
                 await servers[0].start()
                 every.append(every.pop(0))  # it is used again last
     print(f"{len(broken)} broken, {time.monotonic() - began:.0f} s", flush=True)
     if broken:
         print((logs / "slipring.log").read_text()[-3000:])
-    return not broken
+    return rows
+
+
+def versions() -> dict[str, str]:
+    names = ("vllm-router", "smg")
+    code = f"import importlib.metadata as it\nfor name in {names}: print(it.version(name))"
+    command = [str(ROUTERS / "python"), "-c", code]
+    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    return {**machine.versions(), "vllm": VLLM, **dict(zip(names, found, strict=True))}
 
 
 def main() -> int:
@@ -510,8 +533,14 @@ def main() -> int:
     parser.add_argument("--ways", nargs="+", choices=[way.name for way in WAYS], default=None)
     args = parser.parse_args()
     ways = [way for way in WAYS if args.ways is None or way.name in args.ways]
+    began = time.monotonic()
     with TemporaryDirectory(prefix="slipring-routers-") as logs:
-        return 0 if asyncio.run(run(args.replicas, ways, Path(logs))) else 1
+        rows = asyncio.run(run(args.replicas, ways, Path(logs)))
+    record = Record(machine.now(), machine.machine(), versions(), round(time.monotonic() - began), rows)
+    print(table(record))
+    if ways == WAYS and args.replicas == [2, 4]:
+        write(record)
+    return 1 if broken else 0
 
 
 if __name__ == "__main__":
