@@ -1,5 +1,5 @@
 """Writes the latest figures into the README and into pages of ``docs``: those on benchmarks, resent
-histories, the cost of safety checks, pictures and scheduling.
+histories, the cost of safety checks, pictures, scheduling and routers.
 
 The text between the markers of the pages, and the figures, are generated from ``results/`` alone.
 
@@ -32,6 +32,7 @@ import gateways_table as gateways
 import guardrails_table as guardrails
 import pictures_table as pictures
 import replay_table as replays
+import routers_table as routers
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE = DOCS / "benchmarks.md"
@@ -39,6 +40,7 @@ RESENT = DOCS / "resent-history.md"
 SAFETY = DOCS / "safety" / "cost.md"
 SCHEDULING = DOCS / "scheduling.md"
 PICTURES = DOCS / "pictures.md"
+ROUTERS = DOCS / "routers.md"
 README = DOCS.parent / "README.md"
 FIGURE = DOCS / "figures" / "loop.svg"
 PEERS_FIGURE = DOCS / "figures" / "peers.svg"
@@ -69,6 +71,7 @@ def pages() -> dict[Path, dict[str, str]]:
         SAFETY: safety_sections(),
         SCHEDULING: scheduling_sections(),
         PICTURES: picture_sections(),
+        ROUTERS: router_sections(),
     }
 
 
@@ -92,6 +95,11 @@ def scheduling_sections() -> dict[str, str]:
 def picture_sections() -> dict[str, str]:
     record = pictures.read()
     return {"pictures": f"{pictures.sentence(record)}\n\n{pictures.table(record)}"}
+
+
+def router_sections() -> dict[str, str]:
+    record = routers.read()
+    return {"routers": f"{routers.about(record)}\n\n{routers.table(record)}"}
 
 
 def pressure_section(shape: str) -> str:

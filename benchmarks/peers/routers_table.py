@@ -77,7 +77,7 @@ def table(record: Record) -> str:
         "drained: chains that prefilled again": lambda row: _lost(row.lost["drained"]),
         "killed: chains that prefilled again": lambda row: _lost(row.lost["killed"]),
         "turns that failed": lambda row: str(row.failed + sum(each.failed for each in row.lost.values())),
-        "more loops than fit: those that prefilled again in four turns": _filled,
+        "more loops than fit: prefilled again in four turns": _filled,
     }
     titles = [f"{row.way}, {row.replicas} replicas" for row in record.rows]
     return "\n".join(
@@ -95,7 +95,7 @@ def _lost(lost: Lost) -> str:
 
 
 def _filled(row: Row) -> str:
-    return f"{sum(map(bool, row.again))} of {len(row.again)}, {_often(row.again)}"
+    return f"{sum(row.again)} times, {sum(map(bool, row.again))} of {len(row.again)} loops"
 
 
 def _often(counts: list[int]) -> str:

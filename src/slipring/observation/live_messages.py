@@ -209,6 +209,8 @@ class Loop(Struct, frozen=True):
     """How long such a pause usually takes."""
     replica: str = ""
     """Where it is; empty: answers name no replica."""
+    why: str = ""
+    """Why a loop that waits may not run yet, in words."""
 
 
 class Replica(Struct, frozen=True):

@@ -108,6 +108,54 @@ def test_a_context_is_given_up_where_its_prefill_costs_less_than_the_waiting() -
     assert loops.demoted == ["a"]
 
 
+def test_a_loop_whose_tool_still_prints_is_waited_for() -> None:
+    """Tools of this kind rarely return, and this one takes longer than they do."""
+    contexts = []
+    for is_heard in (False, True):
+        loops = Loops()
+        loops.learn("read", 2.0)
+        for number in range(200):
+            loops.run(f"ended {number}", 1, "read")
+            loops.schedule.drop(f"ended {number}")
+        loops.demoted.clear()
+        loops.schedule._prefill_rate = 200.0
+        loops.run("a", 900, "read")
+        (loop,) = loops.schedule._loops.values()
+        if is_heard:
+            loops.schedule.hear(Need("a", 0), loops.now)
+        loops.ask("b", 500)
+        contexts.append(loops.started())
+        loops.now += 60.0
+        if is_heard:
+            loops.schedule.hear(Need("a", 0), loops.now)
+        assert loops.schedule.is_silent(loop, loops.now) is not is_heard
+    assert contexts == [["b"], []]
+
+
+def test_a_loop_keeps_its_place_while_its_next_request_is_rendered() -> None:
+    loops = Loops()
+    loops.learn("build", 100.0)
+    loops.run("a", 900, "build")
+    loops.schedule.expect(Need("a", 0), loops.now)
+    loops.ask("b", 500)
+    assert loops.started() == []
+    loops.now += 0.2
+    loops.ask("a", 950)
+    assert loops.started() == ["a"]
+
+
+def test_a_request_that_never_asks_for_its_turn_keeps_a_place_for_a_moment_only() -> None:
+    loops = Loops()
+    loops.learn("build", 100.0)
+    loops.run("a", 900, "build")
+    loops.schedule.expect(Need("a", 0), loops.now)
+    loops.schedule.expect(Need("unknown", 0), loops.now)
+    loops.ask("b", 500)
+    loops.now += 3.0
+    assert loops.started() == ["b"]
+    assert loops.demoted == ["a"]
+
+
 def test_what_is_decided_for_a_pause_is_decided_again_later() -> None:
     loops = Loops()
     loops.learn("read", 1.0)
@@ -404,6 +452,31 @@ def test_operators_see_who_has_what_and_who_waits() -> None:
     assert seen == [("waiting", "one", 900, ""), ("running", "two", 400, ""), ("paused", "one", 300, "read")]
     assert 0.9 < status.listed[2].usually_s < 1.1
     assert 0.05 < status.listed[0].seconds < 0.15
+    assert status.listed[0].why == (
+        "300 tokens are free (running: 1, paused: 1), two holds most (400), one has its share"
+    )
+
+
+def test_operators_see_why_a_turn_waits() -> None:
+    loops = Loops(Rules(capacity=1000, most_running=2))
+
+    def why() -> list[str]:
+        return [each.why for each in loops.schedule.status(loops.now).listed if each.state == "waiting"]
+
+    for key in "ab":
+        loops.ask(key, 300)
+    assert loops.started() == ["a", "b"]
+    loops.ask("c", 100)
+    assert why() == ["as many turns run as may"]
+    alone = Loops()
+    alone.ask("a", 900)
+    alone.started()
+    alone.ask("b", 500)
+    assert alone.schedule.status(0.0).listed[0].why == "100 tokens are free (running: 1, paused: 0)"
+    alone.now = 61.0
+    alone.ask("small", 50)
+    assert alone.started() == []
+    assert alone.schedule.status(61.0).listed[1].why == "an older turn goes first"
 
 
 KEYS = "abcdefghij"
@@ -443,6 +516,10 @@ class AnyOrder(RuleBasedStateMachine):
         else:
             self.loops.schedule.withdraw(turn, self.loops.now)
         self.turns.remove(turn)
+
+    @rule(key=st.sampled_from(KEYS), what=st.sampled_from(["expect", "hear"]))
+    def tell(self, key: str, what: str) -> None:
+        getattr(self.loops.schedule, what)(Need(key, 0), self.loops.now)
 
     @rule(key=st.sampled_from(KEYS))
     def drop(self, key: str) -> None:

@@ -67,6 +67,29 @@ def test_a_loop_that_comes_back_after_a_long_silence_has_not_ended() -> None:
     assert pause.hold_s(0.5, 1.0, 1.0) == pytest.approx(other.hold_s(0.5, 1.0, 1.0), rel=0.2)
 
 
+def test_a_pause_whose_tool_still_runs_has_not_ended_however_long_it_lasts() -> None:
+    lengths = [1.0, 2.0] * 30
+    pause, unaware = learnt(*lengths), learnt(*lengths)
+    for loop in "ab":
+        pause.begin(loop, 0.0)
+    pause.hear("a", 90.0)
+    pause.review(91.0)
+    unaware.begin("b", 0.0)
+    unaware.review(91.0)
+    assert pause.hold_s(0.5, 1.0, 1.0) == unaware.hold_s(0.5, 1.0, 1.0)
+    pause.hear("b", 92.0)
+    assert pause.hold_s(0.5, 1.0, 1.0) == pytest.approx(learnt(*lengths).hold_s(0.5, 1.0, 1.0), rel=0.05)
+
+
+def test_a_loop_that_is_known_to_come_back_is_held_for_longer() -> None:
+    pause = learnt(*[2.0, 3.0, 4.0] * 20)
+    for number in range(200):
+        pause.begin(number, 0.0)
+        pause.observe_end(number)
+    assert pause.hold_s(1.0, 5.0, 1.0) == 0.0
+    assert pause.hold_s(1.0, 5.0, 1.0, returns=True) > 1.0
+
+
 def test_a_loop_that_is_forgotten_counts_neither_way() -> None:
     pause, other = learnt(*[1.0] * 20), learnt(*[1.0] * 20)
     pause.begin("a", 0.0)

@@ -42,7 +42,10 @@ LOOPS = live_messages.Loops(
     paused=2,
     waiting=1,
     listed=[
-        live_messages.Loop("umbrella", "waiting", 4.2, 71_300, 9),
+        live_messages.Loop(
+            *("umbrella", "waiting", 4.2, 71_300, 9),
+            why="22,900 tokens are free (running: 3, paused: 2), acme holds most (280,100)",
+        ),
         live_messages.Loop("acme", "running", 0.0, 148_200, 31),
         live_messages.Loop("acme", "paused", 1.6, 131_900, 24, "run_tests", 3.8),
         live_messages.Loop("globex", "running", 0.0, 118_400, 20),

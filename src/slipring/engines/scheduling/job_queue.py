@@ -53,7 +53,9 @@ class JobQueue:
 
     def require_room(self, tenant: str, need: Need | None = None) -> None:
         """Raise now what ``ticket`` will raise: before a context is rendered and tokenized in vain. ``need``:
-        what is known of it, if jobs are scheduled."""
+        what is known of it, if jobs are scheduled; its loop keeps what it has until then."""
+        if self._schedule is not None and need is not None:
+            self._schedule.expect(need, _now())
         if self._waiters < self._max_waiting or self._displaced_by(tenant) is not None:
             return
         if self._schedule is None:

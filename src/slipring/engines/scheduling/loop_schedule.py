@@ -34,6 +34,8 @@ _FIRST_RATE = 10_000.0
 _LEAST_MEASURED = 1024
 """Prefills of fewer tokens say nothing about the rate."""
 MOST_LISTED = 20
+_EXPECTED_S = 2.0
+"""How long a request takes at most to ask for its turn, once it has come: it is rendered meanwhile."""
 _OVERDUE = 2.0
 """A turn of a tenant that has less than its share waits for no more than so many times as long as is patient,
 even if all that others hold belongs to turns that run. The engine then has more than it can hold."""
@@ -101,6 +103,8 @@ class Loop:
     """When its last turn ended; None while a turn waits or runs."""
     kind: Kind = ("", "")
     """What it waits for while it pauses."""
+    heard_at: float = float("-inf")
+    """When the output of its tools was last seen to grow, in this pause."""
     hold_until: float = 0.0
     """Until when it pays to hold its context while others wait; decided at ``reviewed_at``."""
     reviewed_at: float = float("-inf")
@@ -162,7 +166,10 @@ class LoopSchedule:
     def status(self, now: float) -> live_messages.Loops:
         """Who has what, who waits, and for what."""
         waiting = [
-            live_messages.Loop(turn.loop.tenant, "waiting", now - turn.asked_at, turn.tokens, turn.loop.turns)
+            live_messages.Loop(
+                *(turn.loop.tenant, "waiting", now - turn.asked_at, turn.tokens, turn.loop.turns),
+                why=self._why(turn),
+            )
             for turn in islice(self._waiting, MOST_LISTED)
         ]
         resident = [turn.loop for turn in self._running]
@@ -175,6 +182,21 @@ class LoopSchedule:
             waiting=len(self._waiting),
             listed=waiting + [self._described(loop, now) for loop in resident],
         )
+
+    def _why(self, turn: Turn) -> str:
+        """Why a turn waits, for operators."""
+        if len(self._running) >= self.rules.most_running:
+            return "as many turns run as may"
+        room = max(int(self._room()), 0)
+        if turn.tokens <= room:
+            return "an older turn goes first"
+        why = f"{room:,} tokens are free (running: {len(self._running)}, paused: {len(self._paused)})"
+        if self._held.keys() - {turn.loop.tenant}:
+            most = max(self._held, key=self._held.__getitem__)
+            why += f", {most} holds most ({self._held[most]:,})"
+            if not self._is_poor(turn):
+                why += f", {turn.loop.tenant} has its share"
+        return why
 
     def _described(self, loop: Loop, now: float) -> live_messages.Loop:
         if loop.paused_at is None:
@@ -204,15 +226,14 @@ class LoopSchedule:
         has_place = loop is not None and loop.is_resident
         return len(self._running) < self.rules.most_running and (has_place or not self._waiting)
 
-    def is_silent(self, loop: Loop, now: float, heard_at: float = float("-inf")) -> bool:
-        """Whether a loop has probably ended: it pauses, and is not known here any more or does so for longer
-        than its kind of pause lasts. Many clients never say that a loop has ended. ``heard_at``: when it was
-        last heard of otherwise, as one whose tool gives out its output in pieces."""
+    def is_silent(self, loop: Loop, now: float) -> bool:
+        """Whether a loop has probably ended: it pauses, and is not known here any more or was not heard of
+        for longer than its kind of pause lasts. Many clients never say that a loop has ended."""
         if loop.paused_at is None:
             return False
         if self._loops.get(loop.key) is not loop:
             return True
-        return now - max(loop.paused_at, heard_at) >= self.pauses.of(loop.kind).silence_s
+        return now - max(loop.paused_at, loop.heard_at) >= self.pauses.of(loop.kind).silence_s
 
     # What happens
 
@@ -236,6 +257,18 @@ class LoopSchedule:
         turn = Turn(loop, need.tokens, need.route, now)
         self._wait(turn)
         return turn
+
+    def expect(self, need: Need, now: float) -> None:
+        """A turn will ask soon: until then its loop keeps what it has."""
+        if (loop := self._continued(need)) is not None:
+            loop.hold_until = now + _EXPECTED_S
+            loop.reviewed_at = loop.hold_until - REVIEW_S
+
+    def hear(self, need: Need, now: float) -> None:
+        """The output of tools grows for which the loop waits that will go on with such a turn."""
+        if (loop := self._continued(need)) is not None:
+            loop.heard_at = now
+            self.pauses.of(loop.kind).hear(loop, now)
 
     def _continued(self, need: Need) -> Loop | None:
         """The paused loop that goes on with a turn."""
@@ -496,7 +529,9 @@ class LoopSchedule:
             cost_rate = min(len(self._waiting), loop.charged / mean)
             pause = self.pauses.of(loop.kind)
             pause.review(now)
-            loop.hold_until = now + pause.hold_s(now - loop.paused_at, gain_s, cost_rate)
+            is_heard = loop.heard_at >= loop.paused_at
+            held_s = pause.hold_s(now - loop.paused_at, gain_s, cost_rate, returns=is_heard)
+            loop.hold_until = now + held_s
         return loop.hold_until
 
     # Who keeps its context
@@ -507,7 +542,7 @@ class LoopSchedule:
 
     def _pause(self, loop: Loop, now: float) -> None:
         loop.paused_at = now
-        loop.reviewed_at = float("-inf")
+        loop.reviewed_at = loop.heard_at = float("-inf")
         if loop.is_resident:
             self._paused[loop] = None
             if len(self._paused) > _MOST_RESIDENT:

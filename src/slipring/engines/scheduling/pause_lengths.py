@@ -52,7 +52,8 @@ class PauseLength:
         self._returned = 1.0
         """The share of pauses that ended with another turn."""
         self._open: dict[Hashable, float] = {}
-        """When the pauses began that may still end with another turn, by their loops; the longest first."""
+        """When the pauses began that may still end with another turn, or their loops were last heard of, by
+        these loops; the longest ago first."""
         self._silent: OrderedDict[Hashable, None] = OrderedDict()
         """Loops whose pauses have lasted too long, the latest of them."""
 
@@ -63,10 +64,20 @@ class PauseLength:
     def end(self, loop: Hashable, seconds: float) -> None:
         """A pause has ended with another turn of its loop."""
         self._open.pop(loop, None)
+        self._recall(loop)
+        self.observe(seconds)
+
+    def hear(self, loop: Hashable, now: float) -> None:
+        """What a pausing loop waits for is known to run still."""
+        self._recall(loop)
+        self._open.pop(loop, None)
+        self._open[loop] = now
+
+    def _recall(self, loop: Hashable) -> None:
+        """A loop that was taken for one that has ended goes on."""
         if loop in self._silent:
             del self._silent[loop]
             self._returned = min(self._returned + 1.0 / self._weight, 1.0)
-        self.observe(seconds)
 
     def forget(self, loop: Hashable) -> None:
         """Nothing will be known of the end of a pause."""
@@ -117,15 +128,15 @@ class PauseLength:
         """A pause that lasts longer has probably no end."""
         return math.exp(self._mean + _SILENCE_SIGMAS * self._sigma)
 
-    def hold_s(self, age_s: float, gain_s: float, cost_rate: float) -> float:
+    def hold_s(self, age_s: float, gain_s: float, cost_rate: float, *, returns: bool = False) -> float:
         """How much longer it pays to hold the context of a loop that has paused for ``age_s``.
 
         ``gain_s`` is saved if the loop comes back while its context is held, and each second of holding costs
-        ``cost_rate`` seconds. Returns the time for which the expected gain exceeds the expected cost by most;
-        0 if it never does.
+        ``cost_rate`` seconds. ``returns``: it is known to come back. Returns the time for which the expected
+        gain exceeds the expected cost by most; 0 if it never does.
         """
-        sigma = self._sigma
-        reached = self._share_before(age_s, sigma)
+        sigma, returned = self._sigma, 1.0 if returns else self._returned
+        reached = returned * self._share_before(age_s, sigma)
         left = 1.0 - reached
         if left <= 0.0:
             return 0.0
@@ -134,7 +145,7 @@ class PauseLength:
             at = math.exp(self._mean + sigma * z)
             if at <= age_s:
                 continue
-            share = self._returned * phi
+            share = returned * phi
             cost += cost_rate * (at - before) * (1.0 - (share_before + share) / 2.0) / left
             value = gain_s * (share - reached) / left - cost
             if value > best:
@@ -143,11 +154,11 @@ class PauseLength:
         return hold
 
     def _share_before(self, age_s: float, sigma: float) -> float:
-        """The share of pauses that have ended with another turn by this age."""
+        """The share that has ended by this age, of pauses that end with another turn."""
         if age_s <= 0.0:
             return 0.0
         z = (math.log(age_s) - self._mean) / sigma
-        return self._returned * 0.5 * (1.0 + math.erf(z / math.sqrt(2.0)))
+        return 0.5 * (1.0 + math.erf(z / math.sqrt(2.0)))
 
 
 class PauseLengths:

@@ -71,9 +71,9 @@ class ReplicaSchedules:
             ],
         )
 
-    def is_silent(self, loop: Loop, now: float, heard_at: float = float("-inf")) -> bool:
+    def is_silent(self, loop: Loop, now: float) -> bool:
         """Whether a loop has probably ended, as far as its replica knows; as ``LoopSchedule.is_silent``."""
-        return all(each.schedule.is_silent(loop, now, heard_at) for each in self._replicas)
+        return all(each.schedule.is_silent(loop, now) for each in self._replicas)
 
     # What is asked for
 
@@ -81,6 +81,16 @@ class ReplicaSchedules:
         """Whether the next turn of a loop may run at once."""
         replica = self._holder(need) or self._expected(need.route)
         return self._running < self._rules.most_running and replica.schedule.is_open_to(need)
+
+    def expect(self, need: Need, now: float) -> None:
+        """A turn will ask soon: until then its loop keeps what it has."""
+        if (holder := self._holder(need)) is not None:
+            holder.schedule.expect(need, now)
+
+    def hear(self, need: Need, now: float) -> None:
+        """The output of tools grows for which the loop waits that will go on with such a turn."""
+        if (holder := self._holder(need)) is not None:
+            holder.schedule.hear(need, now)
 
     def ask(self, tenant: str, need: Need, now: float) -> Turn:
         """A turn of a loop wants to run."""

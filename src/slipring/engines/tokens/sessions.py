@@ -88,7 +88,7 @@ class Session:
 
     __slots__ = (
         *("body", "end", "id", "is_busy", "later_ids", "loop", "missing_ids"),
-        *("read_at", "reading", "route", "since", "tenant", "tokens", "used_at"),
+        *("reading", "route", "since", "tenant", "tokens", "used_at"),
     )
 
     def __init__(self, job: Job, loop: Loop | None, now: float) -> None:
@@ -117,8 +117,6 @@ class Session:
         self.reading: asyncio.Task[None] | None = None
         """Reads ahead. It is cancelled only when the session is given up: the server then forgets the whole
         context."""
-        self.read_at = float("-inf")
-        """When it has last read ahead, by the event loop's clock: then its loop was not silent."""
 
 
 class _Lacking(NamedTuple):
@@ -290,7 +288,6 @@ class Sessions:
             self._discard(session)
         else:
             session.later_ids, session.missing_ids = later_ids, []
-            session.read_at = self._loop.time()
         finally:
             session.is_busy, session.reading, session.used_at = False, None, time.monotonic()
             self._discard_if_refused(session)
@@ -470,7 +467,7 @@ class Sessions:
         """Whether the loop of an idle session has probably ended; False if no schedule knows the loops."""
         if self._schedule is None or session.loop is None:
             return False
-        return self._schedule.is_silent(session.loop, self._loop.time(), session.read_at)
+        return self._schedule.is_silent(session.loop, self._loop.time())
 
     def _release(
         self,

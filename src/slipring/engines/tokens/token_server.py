@@ -400,6 +400,9 @@ class TokenServer(RemoteEngine):
         return await count(job, self.renderer, self.served.context, self.tokenizing, enough)
 
     async def prefill(self, prefill: Prefill) -> int:
+        need = self._need(prefill.job, 0)
+        if self.schedule is not None and need is not None and prefill.expects == "output":
+            self.schedule.hear(need, asyncio.get_running_loop().time())
         foreseen = await self._foresee(prefill)
         if foreseen is None:
             return prefill.done_tokens

@@ -112,7 +112,12 @@ export function enginesPanel(state, onResponse) {
 function loops({ loops: all }) {
   if (all === null || all === undefined) return null;
   const share = all.held_tokens / Math.max(1, all.capacity_tokens);
-  const words = { running: "runs", waiting: "waits for room" };
+  const words = (loop) => {
+    const since = loop.seconds ? ` for ${duration(1000 * loop.seconds)}` : "";
+    if (loop.state === "running") return "runs";
+    if (loop.state === "waiting") return `waits${since}: ${loop.why}`;
+    return `${loop.tools || "its user"}${since}, usually ${duration(1000 * loop.usually_s)}`;
+  };
   return [
     meter("KV cache held by loops", `${count(all.held_tokens)} of ${counted(all.capacity_tokens, "token")}`, share,
       `${all.running} running, ${all.paused} paused, ${all.waiting} waiting`),
@@ -122,9 +127,7 @@ function loops({ loops: all }) {
     all.listed.length ? h("ul", { class: "slots", "aria-label": "Loops" }, all.listed.map((loop, at) =>
       h("li", { key: `loop${at}`, class: loop.state === "running" ? "busy" : "idle" },
         h("span", { class: loop.state === "waiting" ? "badge wrong" : "badge state" }, loop.state), " ",
-        h("span", { class: "holds" }, `${counted(loop.tokens, "token")} of ${loop.tenant}${loop.replica ? ` on ${loop.replica}` : ""}, ${counted(loop.turns, "turn")}, `,
-          words[loop.state] ?? `${loop.tools || "its user"}, usually ${duration(1000 * loop.usually_s)}`,
-          loop.seconds ? `, for ${duration(1000 * loop.seconds)}` : ""),
+        h("span", { class: "holds" }, `${counted(loop.tokens, "token")} of ${loop.tenant}${loop.replica ? ` on ${loop.replica}` : ""}, ${counted(loop.turns, "turn")}, ${words(loop)}`),
         h("div", { class: "fill", "aria-hidden": "true", style: { width: `${(loop.tokens / Math.max(1, all.capacity_tokens) * 100).toFixed(1)}%` } })))) : null,
   ];
 }
