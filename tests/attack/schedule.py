@@ -1,4 +1,4 @@
-"""Loops that take the engine's KV cache: thousands of them, calls that are never answered, tools that lie."""
+"""Loops that take the KV cache of the engine: ever more of them, calls without an answer, tools that lie."""
 
 import asyncio
 import time
@@ -77,26 +77,27 @@ async def _fill(stage: Stage, sockets: list[Socket]) -> None:
 
 
 @attack()
-async def thousands_of_loops(stage: Stage) -> None:
-    """One tenant begins loop after loop, up to 2,000, more than fit the engine's cache, and all of them pause
-    for a tool: another tenant's loop gets its share of the cache."""
+async def more_and_more_loops(stage: Stage) -> None:
+    """One tenant begins loop after loop, as many as it gets turns for: some hundred, more than fit the
+    engine's cache. All of them pause for a tool. Another tenant's loop gets its share of the cache, meanwhile
+    and afterwards."""
     async with _sockets(stage) as sockets:
         called = 0
 
         async def open_loops(socket: Socket) -> None:
             nonlocal called
-            for _ in range(2000 // _SOCKETS):
+            while True:
                 called += await _loop(stage, socket, 60)
 
         opening = [asyncio.create_task(open_loops(socket)) for socket in sockets]
-        await asyncio.wait(opening, timeout=10.0)
+        await asyncio.wait(opening, timeout=30.0)
         await _victim_goes_on(stage)
         for task in opening:
             task.cancel()
         await asyncio.wait(opening)
         await _victim_goes_on(stage)
         stage.note(f"{called} loops were begun")
-        stage.check(called > KV_TOKENS // 200, f"only {called} loops of the attacker were served")
+        stage.check(called > KV_TOKENS // 100, f"only {called} loops of the attacker were served")
 
 
 @attack()
