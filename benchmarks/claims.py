@@ -21,6 +21,8 @@ COMMANDS = {
     "claude_code": "benchmarks/peers/replay.py vllm llama-server",
     "engines/*": "benchmarks/peers/engines.py",
     "gateways": "benchmarks/peers/gateways.py",
+    "scheduler_check": "tests/engines/vllm_plugin/scheduler_check.py --record FILE",
+    "session_check_cpu": "benchmarks/session_check.py",
     "peers/guardrails": "benchmarks/peers/guardrails.py",
     "peers/routers": "benchmarks/peers/routers.py",
     "peers/*": "benchmarks/peers/run.py",

@@ -28,6 +28,7 @@ from typing import Any
 
 import torch
 import vllm
+from msgspec.structs import asdict
 from vllm.config import CacheConfig, LoRAConfig, ModelConfig, SchedulerConfig, VllmConfig
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
@@ -40,6 +41,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
+from slipring.commands.bench.subject import machine
 from slipring.engines.vllm_plugin.corrections import PLUGIN, mend
 
 BLOCK = 4
@@ -460,12 +462,25 @@ def runs(options: argparse.Namespace, directory: str) -> bool:
             faulty.append(seed)
             print(f"  run {seed}: {type(fault).__name__}: {fault}", flush=True)
         total += run.count
-    print(
-        f"vLLM {vllm.__version__}, {options.policy}: {options.runs} runs, {len(faulty)} with a fault;"
-        f" {total['turns']} turns in {total['sessions']} sessions, {total['whole']} whole requests,"
-        f" {total['tokens']} tokens, {preemptions()} preemptions, {total['left']} left"
-    )
+    found = {
+        **{"vllm": vllm.__version__, "policy": options.policy, "plugin": not options.without},
+        **{"runs": options.runs, "first seed": options.seed, "with a fault": len(faulty)},
+        **{name: total[name] for name in ("turns", "sessions", "whole", "tokens", "left")},
+        "preemptions": preemptions(),
+    }
+    print(", ".join(f"{name}: {value}" for name, value in found.items()))
+    if options.record is not None:
+        keep(options.record, found)
     return not faulty
+
+
+def keep(path: Path, found: dict[str, Any]) -> None:
+    """Put what was found into a record, in the place of what was found before in this way."""
+    record = json.loads(path.read_text()) if path.exists() else {"found": []}
+    known = ("vllm", "policy", "plugin")
+    others = [each for each in record["found"] if any(each[name] != found[name] for name in known)]
+    about = {"when": machine.now(), "machine": asdict(machine.machine()), "versions": machine.versions()}
+    path.write_text(json.dumps({**about, "found": [*others, found]}, indent=1) + "\n")
 
 
 def cost(options: argparse.Namespace, directory: str, idle: int) -> float:
@@ -512,6 +527,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="of the first run")
     parser.add_argument("--policy", choices=["fcfs", "priority"], default="fcfs")
     parser.add_argument("--without", action="store_true", help="without the plugin's changes, as a control")
+    parser.add_argument("--record", type=Path, help="keep what is found in this file")
     parser.add_argument("--idle", action="store_true", help="what waiting sessions cost")
     options = parser.parse_args()
     os.environ["VLLM_PLUGINS"] = PLUGIN
