@@ -130,7 +130,8 @@ VLLM: dict[str, dict[str, Any]] = {
     "sliding windows": {
         "model_config": model(
             hf_text_config=SimpleNamespace(layer_types=["sliding_attention", "full_attention"])
-        )
+        ),
+        "cache_config": SimpleNamespace(num_gpu_blocks=1000, block_size=16),
     },
     "LoRA adapters": {"lora_config": SimpleNamespace(max_loras=2)},
     "speculative decoding": {"speculative_config": NGRAM},
