@@ -161,6 +161,12 @@ def about(record: Record) -> str:
     )
 
 
+def _days(record: Record) -> str:
+    """From the first to the last."""
+    days = sorted({run.when[:10] for run in record.measured})
+    return " to ".join(dict.fromkeys((days[0], days[-1])))
+
+
 def _dates(record: Record) -> str:
     """When each machine began, by its letter."""
     first: dict[str, str] = {}
@@ -263,8 +269,8 @@ def figure(records: Sequence[Record]) -> str:
         title="Agents at once over one vLLM: time until all have finished their loops",
         about=" ".join(f"{_heading(record)}: {sentence(record)}" for record in records),
         subtitle=_subtitle(records),
-        conditions=f"{first.when[:10]} · {first.gpu or first.machine.cpu} · vLLM {first.versions['vllm']}"
-        f" · {first.measured[0].cell.plan.turns} turns, {_last_tokens(first):,} tokens at the end, no pauses"
+        conditions=f"{_days(first)} · {first.gpu or first.machine.cpu} · vLLM {first.versions['vllm']}"
+        f" · {_turns(first)} turns, {_last_tokens(first) // 1000:,},000 tokens at the end, no pauses"
         " · random weights",
     )
 
@@ -356,7 +362,7 @@ def pressure_figure(records: Sequence[Record]) -> str:
         "title": "Contexts that do not fit the KV cache: loops that have ended",
         "about": " ".join(f"{_heading(record)}: {pressure_sentence(record)}" for record in records),
         "subtitle": "vLLM alone prefills whole histories again; slipring lets as many loops run as fit",
-        "conditions": f"{first.when[:10]} · {first.gpu or first.machine.cpu} · vLLM {first.versions['vllm']}"
+        "conditions": f"{_days(first)} · {first.gpu or first.machine.cpu} · vLLM {first.versions['vllm']}"
         " · tools of 0.3 to 3 s · random weights · loops that begin together",
     }
     return charts.still(_ENDED, {"css": charts.css() + AT_ONCE_STYLE, "plots": plots, **texts}) + "\n"

@@ -65,6 +65,7 @@ from slipring.core.session.actions import (
     Send,
     StartAudit,
     StartPrefill,
+    ToolsRun,
     Work,
 )
 from slipring.core.session.client_events import ClientEvent
@@ -265,6 +266,8 @@ class Connection:
     cancelled: list[Turn]
     over: list[Work[Any] | CallTool]
     """Work and hosted calls that have ended, or were cancelled."""
+    heard: Counter[str]
+    """How often the tools of a response have been said to run still."""
     cached_tokens = 2
     """Of the prompt of each job, as the engine counts."""
     accepted = Accepted()
@@ -330,7 +333,7 @@ class Connection:
         self.compressions: list[Compress] = []
         self.prefills: dict[str, StartPrefill] = {}
         """Those that run, by response."""
-        self.cancelled, self.over = [], []
+        self.cancelled, self.over, self.heard = [], [], Counter()
         self.close: Close | None = None
         self.order = Order()
         self._foreign_tools = foreign_tools
@@ -708,7 +711,7 @@ class Connection:
             self._cancel(action)
         elif isinstance(action, Counted):
             self.counted.append(action.tokens)
-        elif isinstance(action, StartPrefill | EndPrefill | Inspect | StartAudit):
+        elif isinstance(action, StartPrefill | EndPrefill | ToolsRun | Inspect | StartAudit):
             self._begin_beside(action)
         elif isinstance(action, Compress):
             self.compressions.append(action)
@@ -745,9 +748,11 @@ class Connection:
                 self.over += [work.pop(turn)] if turn in work else []
             self.inspections = [each for each in self.inspections if each.turn is not turn]
 
-    def _begin_beside(self, action: StartPrefill | EndPrefill | Inspect | StartAudit) -> None:
+    def _begin_beside(self, action: StartPrefill | EndPrefill | ToolsRun | Inspect | StartAudit) -> None:
         """Begin, or end, work that runs beside the turns."""
-        if isinstance(action, EndPrefill):
+        if isinstance(action, ToolsRun):
+            self.heard[action.response_id] += 1
+        elif isinstance(action, EndPrefill):
             del self.prefills[action.response_id]
         elif isinstance(action, StartPrefill):
             assert action.response_id not in self.prefills, "two prefills of one response"

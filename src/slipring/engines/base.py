@@ -112,6 +112,11 @@ class Engine(ABC):
         """
         return 0
 
+    def hear(self, response_id: str) -> None:
+        """The tools still run for which a response waits, perhaps one of another engine: their output has
+        grown. This default is for engines that keep nothing for loops that pause."""
+        return
+
     async def count(self, job: Job, enough: int | None = None) -> int:
         """Count the tokens of a job's prompt without generating.
 

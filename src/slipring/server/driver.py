@@ -51,6 +51,7 @@ from slipring.core.session.actions import (
     Send,
     StartAudit,
     StartPrefill,
+    ToolsRun,
     Work,
 )
 from slipring.core.session.session import Session
@@ -223,7 +224,7 @@ class Driver:
             self._spawn(action, self._inspect(action))
         elif isinstance(action, Cancel | CancelCalls):
             self._cancel(action)
-        elif isinstance(action, StartPrefill | EndPrefill | StartAudit | Compress):
+        elif isinstance(action, StartPrefill | EndPrefill | ToolsRun | StartAudit | Compress):
             self._run_beside(action)
         elif isinstance(action, Counted):
             self.sink.counted(action.tokens)
@@ -257,12 +258,15 @@ class Driver:
         self.service.turn_ended(turn, content)
         self.sink.record(turn)
 
-    def _run_beside(self, action: StartPrefill | EndPrefill | StartAudit | Compress) -> None:
+    def _run_beside(self, action: StartPrefill | EndPrefill | ToolsRun | StartAudit | Compress) -> None:
         """Begin or end work that belongs to responses, and not to a turn."""
         if isinstance(action, StartPrefill):
             self._prefill(action)
         elif isinstance(action, EndPrefill):
             self.service.prefills.cancel(self.session.tenant, action.response_id)
+        elif isinstance(action, ToolsRun):
+            for engine in self.service.catalog.engines:
+                engine.hear(action.response_id)
         elif isinstance(action, Compress):
             self._spawn(action, self._compress(action))
         else:

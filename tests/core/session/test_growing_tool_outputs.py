@@ -93,6 +93,18 @@ def test_pieces_that_arrive_during_a_prefill_are_merged_into_the_next() -> None:
     assert not client.prefills, "nothing is new"
 
 
+def test_every_piece_says_that_its_tool_still_runs() -> None:
+    client = connect(max_tool_output_bytes=200)
+    response = call(client)
+    (call_id,) = call_ids(response)
+    for size in (1, 100, 100, 100, 1):  # too little, a prefill, one that waits for it, too much, refused
+        client.stream_output(response["id"], call_id, "x" * size)
+    assert client.heard == {response["id"]: 5}
+    client.end_output(response["id"], call_id)
+    client.stream_output("resp_unknown", call_id, "x")
+    assert client.heard == {response["id"]: 5}
+
+
 def test_a_little_more_output_does_not_begin_a_prefill() -> None:
     client = connect()
     response = call(client)

@@ -81,6 +81,24 @@ def test_a_pause_whose_tool_still_runs_has_not_ended_however_long_it_lasts() -> 
     assert pause.hold_s(0.5, 1.0, 1.0) == pytest.approx(learnt(*lengths).hold_s(0.5, 1.0, 1.0), rel=0.05)
 
 
+def test_one_loop_that_is_heard_of_again_and_again_teaches_nothing_about_others() -> None:
+    pause, unaware = PauseLength(), PauseLength()
+    for each in (pause, unaware):
+        for number in range(60):
+            each.observe(1.0 + number % 3)
+        for number in range(200):
+            each.begin(number, 0.0)
+            each.observe_end(number)
+    now = 0.0
+    pause.begin("prints", now)
+    for _ in range(100):
+        now += 10 * pause.silence_s
+        pause.review(now)
+        pause.hear("prints", now)
+    for age_s in (0.0, 0.5, 1.0, 2.0):
+        assert pause.hold_s(age_s, 40.0, 1.0) == pytest.approx(unaware.hold_s(age_s, 40.0, 1.0))
+
+
 def test_a_loop_that_is_known_to_come_back_is_held_for_longer() -> None:
     pause = learnt(*[2.0, 3.0, 4.0] * 20)
     for number in range(200):

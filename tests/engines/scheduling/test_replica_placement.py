@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from slipring.engines.scheduling.loop_schedule import Need, Rules, Turn
+from slipring.engines.scheduling.loop_schedule import FULL, Need, Rules, Turn
 from slipring.engines.scheduling.replica_placement import _MOST_REPLICAS, ReplicaSchedules
 
 RULES = Rules(capacity=1000, most_running=8)
@@ -47,6 +47,31 @@ def test_without_names_there_is_one_replica() -> None:
     turn = loops.ask("b", 1000)
     assert loops.started() == ["b"]  # the pause of the other costs more than its prefill
     loops.schedules.end(turn, 1000, (), loops.now)
+
+
+def test_operators_see_that_as_many_turns_run_as_may_on_all_replicas_together() -> None:
+    loops = Loops(Rules(capacity=1000, most_running=2))
+    loops.run("a", 300, "r1")
+    loops.run("b", 300, "r2")
+    for key in "abc":
+        loops.ask(key, 310)
+    assert len(loops.started()) == 2
+    assert [each.why for each in loops.schedules.status(loops.now).listed if each.why] == [FULL]
+
+
+def test_what_is_told_of_a_loop_reaches_its_replica() -> None:
+    loops = Loops()
+    loops.run("a", 600, "r1")
+    loops.run("b", 600, "r2")
+    replicas = loops.schedules._replicas
+    (loop,) = [each.schedule._loops["b"] for each in replicas if "b" in each.schedule._loops]
+    loops.now += 1000.0
+    assert loops.schedules.is_silent(loop, loops.now)
+    loops.schedules.hear("b", loops.now)
+    assert not loops.schedules.is_silent(loop, loops.now)
+    loops.schedules.expect(Need("b", 0), loops.now)
+    assert loop.hold_until > loops.now
+    loops.schedules.expect(Need("unknown", 0), loops.now)
 
 
 def test_each_replica_has_a_cache_of_its_own() -> None:

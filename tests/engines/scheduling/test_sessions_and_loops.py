@@ -139,6 +139,34 @@ async def test_a_loop_whose_tool_gives_out_its_output_in_pieces_is_not_silent() 
         assert list(fake.contexts) == fake.opened[:1]
 
 
+async def test_pieces_are_heard_while_others_wait_and_nothing_is_read_ahead() -> None:
+    async with (
+        in_front_of(FakeVllmWithSessions(), kv_tokens=100_000, max_jobs=1) as (fake, server),
+        server.connect(headers=HEADER) as socket,
+        server.connect() as second,
+        server.connect() as third,
+    ):
+        called = await two_calls(fake, socket)
+        ((loop,),) = [list(each.schedule._loops.values()) for each in engine_of(server).schedule._replicas]
+        rest = asyncio.Event()
+        fake.script(Say(("a",), rest=rest), Stop())
+        await second.create(input="runs", store=False)
+        await until(lambda: len(fake.requests) == 3)
+        await third.create(input="waits", store=False)
+        await until(lambda: loops_of(server).waiting == 1)
+        call_id = called["output"][0]["call_id"]
+        piece = {"type": "response.tool_output.delta", "response_id": called["id"], "call_id": call_id}
+        heard = []
+        for _ in range(3):
+            before = loop.heard_at
+            await socket.send(**piece, delta=LOG[:400])
+            await until(lambda before=before: loop.heard_at > before)  # type: ignore[misc]
+            heard.append(len(fake.requests))
+        assert heard == [3, 3, 3]
+        rest.set()
+        await third.until("response.completed")
+
+
 async def test_a_turn_that_takes_a_session_while_its_chain_ends_in_another_thread_keeps_it() -> None:
     """What remembers a chain is freed in whichever thread uses it last."""
     async with in_front_of(FakeVllmWithSessions()) as (fake, server), server.connect() as socket:

@@ -227,6 +227,13 @@ class EndPrefill(Struct, frozen=True):
     response_id: str
 
 
+class ToolsRun(Struct, frozen=True):
+    """Tell the engines that the tools still run for which a response waits: their output has grown. The
+    driver calls nothing in return."""
+
+    response_id: str
+
+
 class Compress(Struct, frozen=True, eq=False):
     """Compress the items of states, in a thread. The driver calls ``session.compressed``."""
 
@@ -284,6 +291,7 @@ Action = (
     | StartAudit
     | StartPrefill
     | EndPrefill
+    | ToolsRun
     | Compress
     | Counted
     | Record

@@ -22,7 +22,7 @@ from slipring.core.checks.policies import Policies
 from slipring.core.generation import Job, Models, Prefill
 from slipring.core.limits import Limits
 from slipring.core.session import foreseen_jobs
-from slipring.core.session.actions import Action, EndPrefill, Send, StartPrefill
+from slipring.core.session.actions import Action, EndPrefill, Send, StartPrefill, ToolsRun
 from slipring.core.session.lanes import Lanes
 from slipring.core.session.request_charges import Charges
 from slipring.core.turn.steps import between_steps
@@ -156,15 +156,17 @@ class GrowingOutputs:
         except PieceRefused as refusal:
             lane = self._lanes.lane_of(piece.target, cache)
             return [Send([_failed_event(piece, refusal, turn, lane)]), *self.end_unreachable(cache)]
+        actions: list[Action] = [] if piece.is_last else [ToolsRun(piece.target)]
         if not self._is_on:
-            return []
-        ended = [] if piece.target in self.growing else self.end_unreachable(cache)
+            return actions
+        if piece.target not in self.growing:
+            actions += self.end_unreachable(cache)
         growth = self.growing.setdefault(piece.target, _Growth())
         if not growth.accepts(piece.call_id):
-            return ended
+            return actions
         if piece.is_last:
             growth.end(piece.call_id)
-            return [*ended, *self.advance(piece.target, cache)]
+            return [*actions, *self.advance(piece.target, cache)]
         delta = wire.encode(piece.delta)[1:-1]
         room = self._limits.max_tool_output_bytes - growth.size_bytes
         if len(delta) > room or self._charges.objection(len(delta)) is not None:
@@ -172,7 +174,7 @@ class GrowingOutputs:
         else:
             self._charges.take(growth, len(delta))
             growth.add(piece.call_id, delta)
-        return [*ended, *self.advance(piece.target, cache)]
+        return [*actions, *self.advance(piece.target, cache)]
 
     def result(self, turn: Turn, cache: ConnectionCache) -> list[Action]:
         """A hosted call has ended while others of its step still run: its result can be prefilled."""

@@ -54,16 +54,17 @@ class JobQueue:
     def require_room(self, tenant: str, need: Need | None = None) -> None:
         """Raise now what ``ticket`` will raise: before a context is rendered and tokenized in vain. ``need``:
         what is known of it, if jobs are scheduled; its loop keeps what it has until then."""
+        if not self._has_room(tenant, need):
+            raise _too_busy()
         if self._schedule is not None and need is not None:
             self._schedule.expect(need, _now())
+
+    def _has_room(self, tenant: str, need: Need | None) -> bool:
         if self._waiters < self._max_waiting or self._displaced_by(tenant) is not None:
-            return
+            return True
         if self._schedule is None:
-            may_run = self._running < self._max_jobs
-        else:
-            may_run = need is not None and self._schedule.is_open_to(need)
-        if not may_run:
-            raise _too_busy()
+            return self._running < self._max_jobs
+        return need is not None and self._schedule.is_open_to(need)
 
     @contextmanager
     def ticket(self, tenant: str, need: Need | None = None) -> Iterator["Ticket"]:

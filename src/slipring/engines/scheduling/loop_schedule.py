@@ -34,6 +34,8 @@ _FIRST_RATE = 10_000.0
 _LEAST_MEASURED = 1024
 """Prefills of fewer tokens say nothing about the rate."""
 MOST_LISTED = 20
+FULL = "as many turns run as may"
+"""Why a turn waits, if it is not for room."""
 _EXPECTED_S = 2.0
 """How long a request takes at most to ask for its turn, once it has come: it is rendered meanwhile."""
 _OVERDUE = 2.0
@@ -105,6 +107,8 @@ class Loop:
     """What it waits for while it pauses."""
     heard_at: float = float("-inf")
     """When the output of its tools was last seen to grow, in this pause."""
+    was_expected: bool = False
+    """Whether a request for its next turn has come in this pause."""
     hold_until: float = 0.0
     """Until when it pays to hold its context while others wait; decided at ``reviewed_at``."""
     reviewed_at: float = float("-inf")
@@ -186,16 +190,16 @@ class LoopSchedule:
     def _why(self, turn: Turn) -> str:
         """Why a turn waits, for operators."""
         if len(self._running) >= self.rules.most_running:
-            return "as many turns run as may"
+            return FULL
         room = max(int(self._room()), 0)
         if turn.tokens <= room:
-            return "an older turn goes first"
+            return "another turn goes first"
         why = f"{room:,} tokens are free (running: {len(self._running)}, paused: {len(self._paused)})"
         if self._held.keys() - {turn.loop.tenant}:
             most = max(self._held, key=self._held.__getitem__)
             why += f", {most} holds most ({self._held[most]:,})"
             if not self._is_poor(turn):
-                why += f", {turn.loop.tenant} has its share"
+                why += f", {turn.loop.tenant} would exceed its share"
         return why
 
     def _described(self, loop: Loop, now: float) -> live_messages.Loop:
@@ -259,14 +263,17 @@ class LoopSchedule:
         return turn
 
     def expect(self, need: Need, now: float) -> None:
-        """A turn will ask soon: until then its loop keeps what it has."""
-        if (loop := self._continued(need)) is not None:
+        """A turn will ask soon: until then its loop keeps what it has. Once in a pause, because a request may
+        fail before it asks, and so may the next one."""
+        if (loop := self._continued(need)) is not None and not loop.was_expected:
+            loop.was_expected = True
             loop.hold_until = now + _EXPECTED_S
             loop.reviewed_at = loop.hold_until - REVIEW_S
 
-    def hear(self, need: Need, now: float) -> None:
-        """The output of tools grows for which the loop waits that will go on with such a turn."""
-        if (loop := self._continued(need)) is not None:
+    def hear(self, key: str, now: float) -> None:
+        """The output of tools grows for which the loop with this key waits."""
+        loop = self._loops.get(key)
+        if loop is not None and loop.paused_at is not None:
             loop.heard_at = now
             self.pauses.of(loop.kind).hear(loop, now)
 
@@ -529,7 +536,7 @@ class LoopSchedule:
             cost_rate = min(len(self._waiting), loop.charged / mean)
             pause = self.pauses.of(loop.kind)
             pause.review(now)
-            is_heard = loop.heard_at >= loop.paused_at
+            is_heard = now - loop.heard_at < pause.silence_s
             held_s = pause.hold_s(now - loop.paused_at, gain_s, cost_rate, returns=is_heard)
             loop.hold_until = now + held_s
         return loop.hold_until
@@ -543,6 +550,7 @@ class LoopSchedule:
     def _pause(self, loop: Loop, now: float) -> None:
         loop.paused_at = now
         loop.reviewed_at = loop.heard_at = float("-inf")
+        loop.was_expected = False
         if loop.is_resident:
             self._paused[loop] = None
             if len(self._paused) > _MOST_RESIDENT:

@@ -54,8 +54,9 @@ class PauseLength:
         self._open: dict[Hashable, float] = {}
         """When the pauses began that may still end with another turn, or their loops were last heard of, by
         these loops; the longest ago first."""
-        self._silent: OrderedDict[Hashable, None] = OrderedDict()
-        """Loops whose pauses have lasted too long, the latest of them."""
+        self._silent: OrderedDict[Hashable, float] = OrderedDict()
+        """Loops whose pauses have lasted too long, the latest of them, and by how much less likely that has
+        made it that a loop comes back."""
 
     def begin(self, loop: Hashable, now: float) -> None:
         """A loop pauses."""
@@ -75,9 +76,7 @@ class PauseLength:
 
     def _recall(self, loop: Hashable) -> None:
         """A loop that was taken for one that has ended goes on."""
-        if loop in self._silent:
-            del self._silent[loop]
-            self._returned = min(self._returned + 1.0 / self._weight, 1.0)
+        self._returned = min(self._returned + self._silent.pop(loop, 0.0), 1.0)
 
     def forget(self, loop: Hashable) -> None:
         """Nothing will be known of the end of a pause."""
@@ -92,8 +91,9 @@ class PauseLength:
             loop, began_at = next(iter(self._open.items()))
             if now - began_at < silence_s:
                 return
+            before = self._returned
             self.observe_end(loop)
-            self._silent[loop] = None
+            self._silent[loop] = before - self._returned
             if len(self._silent) > _MOST_SILENT:
                 self._silent.popitem(last=False)
 

@@ -14,7 +14,7 @@ from itertools import chain
 
 from msgspec import structs
 
-from slipring.engines.scheduling.loop_schedule import MOST_LISTED, Loop, LoopSchedule, Need, Rules, Turn
+from slipring.engines.scheduling.loop_schedule import FULL, MOST_LISTED, Loop, LoopSchedule, Need, Rules, Turn
 from slipring.observation import live_messages
 
 _MOST_REPLICAS = 256
@@ -57,7 +57,7 @@ class ReplicaSchedules:
     def status(self, now: float) -> live_messages.Loops:
         """Who has what, who waits, and for what; on all replicas."""
         parts = [(each, each.schedule.status(now)) for each in sorted(self._present(), key=_name_of)]
-        listed = [[structs.replace(loop, replica=each.name) for loop in part.listed] for each, part in parts]
+        listed = [[self._placed(loop, each.name) for loop in part.listed] for each, part in parts]
         return live_messages.Loops(
             capacity_tokens=sum(part.capacity_tokens for _, part in parts),
             held_tokens=sum(part.held_tokens for _, part in parts),
@@ -71,6 +71,11 @@ class ReplicaSchedules:
             ],
         )
 
+    def _placed(self, loop: live_messages.Loop, name: str) -> live_messages.Loop:
+        """Where a loop is, and why it waits: perhaps as many turns run as may on all replicas together."""
+        why = FULL if loop.why and self._running >= self._rules.most_running else loop.why
+        return structs.replace(loop, replica=name, why=why)
+
     def is_silent(self, loop: Loop, now: float) -> bool:
         """Whether a loop has probably ended, as far as its replica knows; as ``LoopSchedule.is_silent``."""
         return all(each.schedule.is_silent(loop, now) for each in self._replicas)
@@ -83,14 +88,14 @@ class ReplicaSchedules:
         return self._running < self._rules.most_running and replica.schedule.is_open_to(need)
 
     def expect(self, need: Need, now: float) -> None:
-        """A turn will ask soon: until then its loop keeps what it has."""
+        """A turn will ask soon: until then its loop keeps what it has; as ``LoopSchedule.expect``."""
         if (holder := self._holder(need)) is not None:
             holder.schedule.expect(need, now)
 
-    def hear(self, need: Need, now: float) -> None:
-        """The output of tools grows for which the loop waits that will go on with such a turn."""
-        if (holder := self._holder(need)) is not None:
-            holder.schedule.hear(need, now)
+    def hear(self, key: str, now: float) -> None:
+        """The output of tools grows for which the loop with this key waits."""
+        for replica in self._replicas:
+            replica.schedule.hear(key, now)
 
     def ask(self, tenant: str, need: Need, now: float) -> Turn:
         """A turn of a loop wants to run."""

@@ -399,10 +399,11 @@ class TokenServer(RemoteEngine):
     async def count(self, job: Job, enough: int | None = None) -> int:
         return await count(job, self.renderer, self.served.context, self.tokenizing, enough)
 
+    def hear(self, response_id: str) -> None:
+        if self.schedule is not None:
+            self.schedule.hear(response_id, asyncio.get_running_loop().time())
+
     async def prefill(self, prefill: Prefill) -> int:
-        need = self._need(prefill.job, 0)
-        if self.schedule is not None and need is not None and prefill.expects == "output":
-            self.schedule.hear(need, asyncio.get_running_loop().time())
         foreseen = await self._foresee(prefill)
         if foreseen is None:
             return prefill.done_tokens
