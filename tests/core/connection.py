@@ -52,6 +52,7 @@ from slipring.core.session.actions import (
     FetchImages,
     Flush,
     Generate,
+    GoesOn,
     Inspect,
     ListTools,
     Load,
@@ -65,7 +66,6 @@ from slipring.core.session.actions import (
     Send,
     StartAudit,
     StartPrefill,
-    ToolsRun,
     Work,
 )
 from slipring.core.session.client_events import ClientEvent
@@ -267,7 +267,7 @@ class Connection:
     over: list[Work[Any] | CallTool]
     """Work and hosted calls that have ended, or were cancelled."""
     heard: Counter[str]
-    """How often the tools of a response have been said to run still."""
+    """How often a response has been said to go on."""
     cached_tokens = 2
     """Of the prompt of each job, as the engine counts."""
     accepted = Accepted()
@@ -711,7 +711,7 @@ class Connection:
             self._cancel(action)
         elif isinstance(action, Counted):
             self.counted.append(action.tokens)
-        elif isinstance(action, StartPrefill | EndPrefill | ToolsRun | Inspect | StartAudit):
+        elif isinstance(action, StartPrefill | EndPrefill | GoesOn | Inspect | StartAudit):
             self._begin_beside(action)
         elif isinstance(action, Compress):
             self.compressions.append(action)
@@ -748,9 +748,9 @@ class Connection:
                 self.over += [work.pop(turn)] if turn in work else []
             self.inspections = [each for each in self.inspections if each.turn is not turn]
 
-    def _begin_beside(self, action: StartPrefill | EndPrefill | ToolsRun | Inspect | StartAudit) -> None:
+    def _begin_beside(self, action: StartPrefill | EndPrefill | GoesOn | Inspect | StartAudit) -> None:
         """Begin, or end, work that runs beside the turns."""
-        if isinstance(action, ToolsRun):
+        if isinstance(action, GoesOn):
             self.heard[action.response_id] += 1
         elif isinstance(action, EndPrefill):
             del self.prefills[action.response_id]

@@ -113,8 +113,8 @@ class Engine(ABC):
         return 0
 
     def hear(self, response_id: str) -> None:
-        """The tools still run for which a response waits, perhaps one of another engine: their output has
-        grown. This default is for engines that keep nothing for loops that pause."""
+        """A response, perhaps one of another engine, will be continued: the output of its tools has grown, or
+        it was steered while it runs. This default is for engines that keep nothing for loops that pause."""
         return
 
     async def count(self, job: Job, enough: int | None = None) -> int:

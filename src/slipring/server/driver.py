@@ -38,6 +38,7 @@ from slipring.core.session.actions import (
     FetchImages,
     Flush,
     Generate,
+    GoesOn,
     Inspect,
     ListTools,
     Load,
@@ -51,7 +52,6 @@ from slipring.core.session.actions import (
     Send,
     StartAudit,
     StartPrefill,
-    ToolsRun,
     Work,
 )
 from slipring.core.session.session import Session
@@ -224,7 +224,7 @@ class Driver:
             self._spawn(action, self._inspect(action))
         elif isinstance(action, Cancel | CancelCalls):
             self._cancel(action)
-        elif isinstance(action, StartPrefill | EndPrefill | ToolsRun | StartAudit | Compress):
+        elif isinstance(action, StartPrefill | EndPrefill | GoesOn | StartAudit | Compress):
             self._run_beside(action)
         elif isinstance(action, Counted):
             self.sink.counted(action.tokens)
@@ -258,13 +258,13 @@ class Driver:
         self.service.turn_ended(turn, content)
         self.sink.record(turn)
 
-    def _run_beside(self, action: StartPrefill | EndPrefill | ToolsRun | StartAudit | Compress) -> None:
+    def _run_beside(self, action: StartPrefill | EndPrefill | GoesOn | StartAudit | Compress) -> None:
         """Begin or end work that belongs to responses, and not to a turn."""
         if isinstance(action, StartPrefill):
             self._prefill(action)
         elif isinstance(action, EndPrefill):
             self.service.prefills.cancel(self.session.tenant, action.response_id)
-        elif isinstance(action, ToolsRun):
+        elif isinstance(action, GoesOn):
             for engine in self.service.catalog.engines:
                 engine.hear(action.response_id)
         elif isinstance(action, Compress):

@@ -134,6 +134,24 @@ def test_a_loop_whose_tool_still_prints_is_waited_for() -> None:
     assert loops.started() == ["b"], "it has printed nothing for a minute"
 
 
+def test_a_loop_that_was_steered_keeps_its_place_for_the_turn_that_follows() -> None:
+    for is_steered in (False, True):
+        loops = Loops()
+        loops.learn("", 1000.0)
+        steered = loops.ask("a", 900)
+        assert loops.started() == ["a"]
+        loops.ask("b", 500)
+        if is_steered:
+            loops.schedule.hear("a", loops.now)
+        loops.schedule.end(steered, 900, (), loops.now)
+        assert loops.started() == ([] if is_steered else ["b"])
+    loops.now += 0.1
+    following = loops.ask("c", 950, after="a")
+    assert loops.started() == ["c"]
+    loops.schedule.end(following, 950, (), loops.now)
+    assert loops.started() == ["b"], "it counts for one turn"
+
+
 def test_a_loop_keeps_its_place_while_its_next_request_is_rendered() -> None:
     loops = Loops()
     loops.learn("build", 100.0)

@@ -1,5 +1,6 @@
 """Turns of real sockets in front of a server whose KV cache holds one context at a time."""
 
+import asyncio
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -9,6 +10,7 @@ from slipring.core.limits import Limits
 from tests.engines.chains import turns
 from tests.engines.fakes.server import Call, Refuse, Say, Stall, Stop, in_front_of
 from tests.engines.fakes.sglang import FakeSglang
+from tests.engines.fakes.tokens import decoded
 from tests.engines.fakes.vllm import FakeVllm
 from tests.engines.fakes.vllm_sessions import FakeVllmWithSessions, session_of
 from tests.harness import WEATHER, Running, serve
@@ -345,6 +347,30 @@ async def test_a_resident_loop_goes_on_while_as_many_wait_as_may() -> None:
         assert loops_of(server).waiting == 1
         await turns(resident, "and?", after=one["id"])
         assert loops_of(server).waiting == 1
+
+
+async def test_a_loop_that_is_steered_keeps_its_place_before_one_that_waits() -> None:
+    async with (
+        in_front_of(FakeVllm(), kv_tokens=700) as (fake, server),
+        server.connect() as steered,
+        server.connect() as waiting,
+    ):
+        rest = asyncio.Event()
+        fake.script(Say(("a", "b"), rest=rest), Stop())
+        await steered.create(input="one " * 400, store=False)
+        begun = await steered.until("response.output_text.delta")
+        await waiting.create(input="two " * 400, store=False)
+        await until(lambda: loops_of(server).waiting == 1)
+        target = begun[0]["response"]["id"]
+        await steered.send(type="response.steer", previous_response_id=target, input="three")
+        await steered.until("response.steer.accepted")
+        rest.set()
+        await steered.until("response.completed")
+        await steered.until("response.completed")
+        await waiting.until("response.completed")
+        asked = [decoded(prompt) for prompt in fake.prompts]
+        assert [text.count("one ") > 300 for text in asked] == [True, True, False]
+        assert "three" in asked[1]
 
 
 async def test_jobs_run_where_none_may_wait() -> None:

@@ -227,9 +227,9 @@ class EndPrefill(Struct, frozen=True):
     response_id: str
 
 
-class ToolsRun(Struct, frozen=True):
-    """Tell the engines that the tools still run for which a response waits: their output has grown. The
-    driver calls nothing in return."""
+class GoesOn(Struct, frozen=True):
+    """Tell the engines that a response will be continued: the output of its tools has grown, or it was
+    steered. The driver calls nothing in return."""
 
     response_id: str
 
@@ -291,7 +291,7 @@ Action = (
     | StartAudit
     | StartPrefill
     | EndPrefill
-    | ToolsRun
+    | GoesOn
     | Compress
     | Counted
     | Record

@@ -22,7 +22,7 @@ from slipring.core.checks.policies import Policies
 from slipring.core.generation import Job, Models, Prefill
 from slipring.core.limits import Limits
 from slipring.core.session import foreseen_jobs
-from slipring.core.session.actions import Action, EndPrefill, Send, StartPrefill, ToolsRun
+from slipring.core.session.actions import Action, EndPrefill, GoesOn, Send, StartPrefill
 from slipring.core.session.lanes import Lanes
 from slipring.core.session.request_charges import Charges
 from slipring.core.turn.steps import between_steps
@@ -156,7 +156,7 @@ class GrowingOutputs:
         except PieceRefused as refusal:
             lane = self._lanes.lane_of(piece.target, cache)
             return [Send([_failed_event(piece, refusal, turn, lane)]), *self.end_unreachable(cache)]
-        actions: list[Action] = [] if piece.is_last else [ToolsRun(piece.target)]
+        actions: list[Action] = [] if piece.is_last else [GoesOn(piece.target)]
         if not self._is_on:
             return actions
         if piece.target not in self.growing:

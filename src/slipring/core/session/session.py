@@ -35,6 +35,7 @@ from slipring.core.session.actions import (
     CountRefusal,
     Flush,
     Generate,
+    GoesOn,
     Inspect,
     ListTools,
     LogFault,
@@ -495,6 +496,8 @@ class Session:
         shared = self.shared
         shared.send([shared.successors.steer(steer, shared.cache, self._lifetime.refusal)])
         if (turn := shared.lanes.find(steer.target)) is not None:
+            if turn.steers is not None:
+                shared.actions.append(GoesOn(steer.target))
             self.turns.changed(turn)
         return shared.take_actions()
 

@@ -106,9 +106,11 @@ class Loop:
     kind: Kind = ("", "")
     """What it waits for while it pauses."""
     heard_at: float = float("-inf")
-    """When the output of its tools was last seen to grow, in this pause."""
+    """When it was last known to go on, in this pause."""
     was_expected: bool = False
     """Whether a request for its next turn has come in this pause."""
+    goes_on: bool = False
+    """Whether it is known to go on after the turn that waits or runs."""
     hold_until: float = 0.0
     """Until when it pays to hold its context while others wait; decided at ``reviewed_at``."""
     reviewed_at: float = float("-inf")
@@ -267,15 +269,24 @@ class LoopSchedule:
         fail before it asks, and so may the next one."""
         if (loop := self._continued(need)) is not None and not loop.was_expected:
             loop.was_expected = True
-            loop.hold_until = now + _EXPECTED_S
-            loop.reviewed_at = loop.hold_until - REVIEW_S
+            self._hold(loop, now)
+
+    def _hold(self, loop: Loop, now: float) -> None:
+        """Let a loop keep what it has until its next turn can have asked."""
+        loop.hold_until = now + _EXPECTED_S
+        loop.reviewed_at = loop.hold_until - REVIEW_S
 
     def hear(self, key: str, now: float) -> None:
-        """The output of tools grows for which the loop with this key waits."""
+        """The loop with this key goes on: the output of the tools grows for which it waits, or what follows
+        its turn is known before that has ended."""
         loop = self._loops.get(key)
-        if loop is not None and loop.paused_at is not None:
-            loop.heard_at = now
-            self.pauses.of(loop.kind).hear(loop, now)
+        if loop is None:
+            return
+        if loop.paused_at is None:
+            loop.goes_on = True
+            return
+        loop.heard_at = now
+        self.pauses.of(loop.kind).hear(loop, now)
 
     def _continued(self, need: Need) -> Loop | None:
         """The paused loop that goes on with a turn."""
@@ -551,6 +562,9 @@ class LoopSchedule:
         loop.paused_at = now
         loop.reviewed_at = loop.heard_at = float("-inf")
         loop.was_expected = False
+        if loop.goes_on:
+            loop.goes_on, loop.heard_at = False, now
+            self._hold(loop, now)
         if loop.is_resident:
             self._paused[loop] = None
             if len(self._paused) > _MOST_RESIDENT:

@@ -93,7 +93,7 @@ class ReplicaSchedules:
             holder.schedule.expect(need, now)
 
     def hear(self, key: str, now: float) -> None:
-        """The output of tools grows for which the loop with this key waits."""
+        """The loop with this key goes on; as ``LoopSchedule.hear``."""
         for replica in self._replicas:
             replica.schedule.hear(key, now)
 
