@@ -16,7 +16,8 @@ from comparison import NAMES, OWN, UNSCHEDULED, WAYS, WITH_SESSIONS, Measured, P
 from msgspec import Struct
 
 from slipring.commands.bench.report import charts
-from slipring.commands.bench.report.figure import AT_ONCE_STYLE, Plot, Series, Style, Value, drawn_at_once
+from slipring.commands.bench.report.charts import Style
+from slipring.commands.bench.report.figure import AT_ONCE_STYLE, Plot, Series, Value, drawn_at_once
 from slipring.commands.bench.results import Machine
 
 RESULTS = Path(__file__).parent / "results" / "agents"
@@ -383,10 +384,10 @@ def _ended(run: Run) -> list[dict[str, float]]:
 _CHAT, _SOCKET, _SESSIONS = ("vllm", "chat"), (OWN, "websocket"), (WITH_SESSIONS, "websocket")
 _UNSCHEDULED = (UNSCHEDULED, "websocket")
 _STYLES = {
-    _CHAT: Style("m0", "7 3", "circle"),
-    _UNSCHEDULED: Style("m1", "3 3", "triangle"),
-    _SOCKET: Style("m4", "10 3 2 3", "square"),
-    _SESSIONS: Style("m3", None, "diamond"),
+    _CHAT: Style(css="m0", mark="circle", dash="7 3"),
+    _UNSCHEDULED: Style(css="m1", mark="triangle", dash="3 3"),
+    _SOCKET: Style(css="m4", mark="square", dash="10 3 2 3"),
+    _SESSIONS: Style(css="m3", mark="diamond"),
 }
 _SHORT = {
     _CHAT: "vLLM, Chat Completions",

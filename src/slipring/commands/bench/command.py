@@ -39,7 +39,7 @@ from slipring.commands.bench.results import BenchRecord, LoopResult
 from slipring.commands.bench.subject import machine
 from slipring.commands.bench.subject.endpoint import Target, describe, open_endpoint, with_round_trip
 from slipring.commands.bench.subject.processes import Meter, OtherProcesses
-from slipring.commands.bench.subject.simulated_engine import engine_for, is_simulated
+from slipring.commands.bench.subject.simulated_engine import engine_for, must_force_tools
 from slipring.commands.bench.verification import compare_with_full_history
 from slipring.commands.bench.workloads.catalogue import WORKLOADS, deep
 from slipring.commands.bench.workloads.plan import Plan
@@ -378,7 +378,7 @@ class Bench:
         choice = self._options.tool_choice
         if choice is not None:
             return choice == "forced"
-        return self._engine is None or not is_simulated(self._engine)
+        return must_force_tools(self._engine)
 
 
 def _shuffled(modes: list[Mode], seed: str) -> list[Mode]:

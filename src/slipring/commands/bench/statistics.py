@@ -61,6 +61,11 @@ class Summary(Struct, frozen=True, kw_only=True):
     """Mean time per turn that no stage covers, mostly transport; None if the server reports no stages."""
 
 
+def weakest(loops: Iterable[LoopResult]) -> Checked | None:
+    """The weakest check of any of these loops."""
+    return min((loop.history_checked for loop in loops), key=_WEAKEST.index)
+
+
 def spread(values: Iterable[float]) -> Spread | None:
     """None without values. The 95th percentile is by nearest rank, so it is one of the values."""
     ranked = sorted(values)
@@ -122,7 +127,7 @@ def _summary(workload: str, mode: str, found: list[LoopResult]) -> Summary:
         errors=tuple(loop.error for loop in found if loop.error is not None),
         tried=len({loop.repeat for loop in found}),
         repeats=len({loop.repeat for loop in loops}),
-        history_checked=min((loop.history_checked for loop in found), key=_WEAKEST.index),
+        history_checked=weakest(found),
     )
     return summary if summary.faults or not loops else _with_figures(summary, loops)
 

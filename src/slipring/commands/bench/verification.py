@@ -45,6 +45,7 @@ _SLACK_TOKENS = 16
 _SLACK_SHARE = 0.03
 _RUNS = re.compile(r"(.)\1+", re.DOTALL)
 _MARK = re.compile(r"digest=([0-9a-f]{16})")
+_DIGEST = re.compile(r"\b[0-9a-f]{16}\b")
 
 
 # --- One answer ------------------------------------------------------------------------------------
@@ -412,6 +413,11 @@ class Digest:
 
     def _add(self, kind: str, text: str) -> None:
         self._state = sha256(self._state + kind.encode() + b"\0" + text.encode() + b"\0").digest()
+
+
+def without_digests(faults: str) -> str:
+    """Faults without the digests that they name, so that equal ones can be counted together."""
+    return _DIGEST.sub("…", faults)
 
 
 def find_digest(answer: Iterable[Item]) -> str | None:

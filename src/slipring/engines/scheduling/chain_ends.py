@@ -1,7 +1,7 @@
 """When a chain, or the loop that it belongs to, has ended: nothing is left from which it could go on.
 
-No client says so. Servers, routers and schedules that keep something for a chain are told, with sessions or
-without.
+Clients do not say that they have ended. slipring finds out, and tells the engine's server, the router or its
+own schedule, which keep something for the chain.
 """
 
 import asyncio

@@ -282,23 +282,12 @@ class ProbedTemplate:
         self.output_format = detected.format if detected.writes_tools else _with_hermes(detected.format)
         # A template that knows no thoughts does not say that they are to be dropped.
         self.keeps_thoughts = keeps_thoughts or self.output_format.think_close != detected.format.think_close
-        fields = MessageFields(
-            thought_blocks=detected.takes_thought_chunks,
-            text_arguments=detected.takes_text_arguments,
-            broken_arguments=detected.takes_broken_arguments,
-            null_content=detected.takes_null_content,
-            calls_as_text=None if detected.writes_calls else _with_hermes(self.output_format),
-        )
-        self._form = DraftForm(self.template, self._finder, ACCEPTS_ALL, fields, self.output_format)
-        forms = find_forms(self._written)
-        if not detected.writes_tools and not detected.writes_calls:
-            forms = structs.replace(forms, outputs=False)  # Hermes' form for these as well
-        self._form = structs.replace(self._form, forms=forms)
+        self._form = self._find_form()
         self.picture = self._find_picture_form(pictures)
         """How it takes pictures; None if it takes none."""
         if self.picture is not None:
-            fields = structs.replace(fields, picture=self.picture)
-            forms = structs.replace(forms, pictured=self.picture.roles)
+            fields = structs.replace(self._form.fields, picture=self.picture)
+            forms = structs.replace(self._form.forms, pictured=self.picture.roles)
             self._form = structs.replace(self._form, fields=fields, forms=forms)
         self.eos_token = model.eos_token
         named = self._control_ids((model.eos_token, *self.output_format.stops))
@@ -316,6 +305,22 @@ class ProbedTemplate:
         self.rewrites_answers = not self.keeps_thoughts and self._drops_thoughts()
         self.efforts = detected.thinking.distinct_efforts()
         self.chain_choices = tuple(sorted(self._find_choices(), key=CHAIN_CHOICES.index))
+
+    def _find_form(self) -> DraftForm:
+        """How it writes messages without pictures."""
+        detected = self.detected
+        fields = MessageFields(
+            thought_blocks=detected.takes_thought_chunks,
+            text_arguments=detected.takes_text_arguments,
+            broken_arguments=detected.takes_broken_arguments,
+            null_content=detected.takes_null_content,
+            calls_as_text=None if detected.writes_calls else _with_hermes(self.output_format),
+        )
+        self._form = DraftForm(self.template, self._finder, ACCEPTS_ALL, fields, self.output_format)
+        forms = find_forms(self._written)
+        if not detected.writes_tools and not detected.writes_calls:
+            forms = structs.replace(forms, outputs=False)  # Hermes' form for these as well
+        return structs.replace(self._form, forms=forms)
 
     @property
     def forms(self) -> MessageForms:

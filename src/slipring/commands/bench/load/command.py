@@ -1,8 +1,9 @@
-"""``slipring bench load``: adds connections level by level and measures each, until the service level is
-violated; shows and writes the results, and returns the exit code.
+"""``slipring bench load``: measures, shows and writes the results, and returns the exit code.
 
-Then, if that is wanted, a tenant floods the server beside its users, and a bare socket gets the load of the
-last level that held. The duration follows from the options alone; a slow server does not prolong it.
+It adds connections level by level and measures each, until the service level is violated. Then, if that is
+wanted, a tenant floods the server beside its users, and a bare socket gets the load of the last level that
+held. The duration follows from the options alone; a slow server does not prolong it. With ``--loops``, whole
+loops are measured instead (``loops.py``).
 """
 
 import argparse
@@ -10,6 +11,7 @@ import asyncio
 import os
 import secrets
 import time
+from pathlib import Path
 from typing import Any
 
 from msgspec import structs
@@ -28,6 +30,7 @@ from slipring.commands.bench.command import (
 from slipring.commands.bench.load import results
 from slipring.commands.bench.load.flood import Flood
 from slipring.commands.bench.load.generator import Generator, LocalGenerator, ProcessGenerator
+from slipring.commands.bench.load.loops import LoopsAtOnce, LoopsProgress
 from slipring.commands.bench.load.options import LoadOptions, from_namespace
 from slipring.commands.bench.load.results import FloodResult, LoadRecord, percentiles
 from slipring.commands.bench.load.service_level import Level
@@ -49,30 +52,33 @@ _FLOOD_SETTLES_S = 1.0
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the load and return the exit code: 1 if not even the first level held the service level.
+    """Run the load and return the exit code: 1 if not even the first level held the service level, or if a
+    loop failed.
 
     Raises ``UsageError`` and ``CommandFailed``.
     """
     options = from_namespace(arguments, os.environ)
     check_outputs(options.json, svg=options.svg)
     print_unasked_url(options.target)
-    raise_file_limit(options.connections + options.idle + options.flood)
-    with LoadProgress(len(options.levels)) as progress:
-        running = Load(options, progress)
+    raise_file_limit(options.most_connections)
+    running: Load | LoopsAtOnce
+    if options.loops:
+        running = LoopsAtOnce(options, LoopsProgress())
+    else:
+        running = Load(options, LoadProgress(len(options.levels)))
+    with running.progress:
         was_interrupted = run_until_interrupted(running.run())
     try:
         if options.json is not None:
             results.write(running.record, options.json)
         if options.svg is not None:
-            from slipring.commands.bench.report import figure
-
-            figure.write_load(running.record, options.svg)
+            running.draw(options.svg)
     finally:  # after the file: standard output may be a pipe whose reader has ended
-        show(running.record)
+        running.show()
     if was_interrupted:
         print_interrupted()
         return INTERRUPTED
-    return 0 if any(level.broken is None for level in running.record.levels) else FAILED
+    return 0 if running.is_right else FAILED
 
 
 class LoadProgress(ProgressLine):
@@ -105,7 +111,7 @@ class Load:
 
     def __init__(self, options: LoadOptions, progress: LoadProgress) -> None:
         self._options = options
-        self._progress = progress
+        self.progress = progress
         self._plan = short()
         self.record = LoadRecord(
             when=machine.now(),
@@ -120,6 +126,19 @@ class Load:
             processes=options.processes,
         )
 
+    @property
+    def is_right(self) -> bool:
+        """Whether a level held the service level."""
+        return self._last_held is not None
+
+    def show(self) -> None:
+        show(self.record)
+
+    def draw(self, path: Path) -> None:
+        from slipring.commands.bench.report import figure
+
+        figure.write_load(self.record, path)
+
     async def run(self) -> None:
         """Run all levels, and what follows them. Raises ``CommandFailed``."""
         options, target, mode = self._options, self._options.target, self._mode
@@ -131,7 +150,7 @@ class Load:
         key = keys.get("users", target.key)
         async with open_endpoint(target, engine, keys) as endpoint:
             access = Access(endpoint.url, key, timeout_s=target.timeout_s, asks_timing=False, api=target.api)
-            self._progress.endpoint_opened()
+            self.progress.endpoint_opened()
             model = target.model or await first_model(access)
             self.record.endpoint.model = access.redact(model)
             head = base_fields(model, target.max_output_tokens)
@@ -189,7 +208,7 @@ class Load:
         before_bytes = meter.resident_bytes() if meter is not None else 0
         options = self._options
         for connections in options.levels:
-            self._progress.level_started(connections, options.ramp_s + options.hold_s)
+            self.progress.level_started(connections, options.ramp_s + options.hold_s)
             await generator.grow(connections, options.idle, options.ramp_s)
             level = await self._measure(generator, connections, meter)
             if meter is not None:
@@ -198,14 +217,14 @@ class Load:
                     level.bytes_per_connection = (level.resident_bytes - before_bytes) / opened
             level.broken = options.service_level.broken_by(level)
             self.record.levels.append(level)
-            self._progress.level_finished(level)
+            self.progress.level_finished(level)
             if level.broken is not None:
                 return
 
     async def _run_bare(self, job: Job, frames: list[str], held: Level) -> None:
         """Measure a bare server, with the connections of a level and the pace of the simulated engine."""
         options, pace = self._options, job.tokens_per_s or 0.0
-        self._progress.phase_started("a bare socket", options.ramp_s + options.hold_s)
+        self.progress.phase_started("a bare socket", options.ramp_s + options.hold_s)
         async with start_bare(frames, pace) as server:
             bare = structs.replace(job, url=server.url, key="", is_checked=False, has_digests=False)
             generator = self._generator(bare)
@@ -218,7 +237,7 @@ class Load:
     async def _run_flood(self, generator: Generator, flood: Flood, meter: Meter | None) -> None:
         """Measure the users of the last level while another tenant floods the server, and after that."""
         options, connections = self._options, self.record.levels[-1].connections
-        self._progress.phase_started(f"a flood of {options.flood} connections", 2 * options.hold_s)
+        self.progress.phase_started(f"a flood of {options.flood} connections", 2 * options.hold_s)
         flood.start()
         await asyncio.sleep(_FLOOD_SETTLES_S)
         during = await self._measure(generator, connections, meter)

@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import re
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -15,12 +14,11 @@ from slipring.commands.bench.client.exchange import FIRST_TOKENS, Fields, TurnEx
 from slipring.commands.bench.client.transports import Access, Api, Transport
 from slipring.commands.bench.measure.loop import unique_instructions
 from slipring.commands.bench.measure.modes import modes_of
-from slipring.commands.bench.verification import Digest, Expectation, find_faults
+from slipring.commands.bench.verification import Digest, Expectation, find_faults, without_digests
 from slipring.commands.bench.workloads.catalogue import short
 
 _RETRY_S = 1.0
 """Pause after a failure: retrying at once would add load to a struggling server."""
-_DIGEST = re.compile(r"\b[0-9a-f]{16}\b")
 
 
 class Job(Struct, frozen=True, kw_only=True):
@@ -206,8 +204,7 @@ class Users:
             )
             faults = find_faults(exchange.events, exchange.answer, expected) if self._job.is_checked else None
             if faults is not None:
-                # Without digests, equal faults are counted together.
-                raise TurnFailed(f"wrong answer: {_DIGEST.sub('…', faults)}")
+                raise TurnFailed(f"wrong answer: {without_digests(faults)}")
             self.tally.add(exchange, self._job)
             least_tokens = _usage(exchange).get("input_tokens") or 0
             digest.add(self._mode.returned(exchange.answer))

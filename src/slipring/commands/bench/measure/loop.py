@@ -5,7 +5,9 @@ that the time of checking is not part of any measurement.
 """
 
 import asyncio
-from collections.abc import Callable
+import random
+import time
+from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Any, NamedTuple
 
@@ -44,6 +46,8 @@ class LoopSettings(Struct, frozen=True, kw_only=True):
 
     model: str
     tool_ms: float = 0.0
+    tools_vary: float = 0.0
+    """The share of ``tool_ms`` by which the time of a tool is shorter or longer, at random."""
     replays_pauses: bool = False
     """Whether tools take as long as in the recording, instead of ``tool_ms``."""
     forces_tools: bool = False
@@ -80,6 +84,34 @@ async def run_loops(
     await asyncio.gather(*(loop.run(counted, turn_meter, on_turn) for loop in running))
     cpu_ms = (meter.cpu_ms() - before_ms) / len(running) if meter is not None else None
     return [loop.result(cpu_ms) for loop in running]
+
+
+class AtOnce(NamedTuple):
+    """Loops that have run at the same time."""
+
+    wall_ms: float
+    """From the beginning of all to the end of the last."""
+    client_ms: float
+    """CPU time of this process until then."""
+    loops: list[results.LoopResult]
+
+
+async def run_at_once(
+    plan: Plan,
+    mode: Mode,
+    settings: LoopSettings,
+    transports: Sequence[Transport],
+    *,
+    on_turn: Callable[[int], None],
+) -> AtOnce:
+    """Run a loop over each transport, all at the same time."""
+    running = [
+        _Loop(plan, mode, settings, transport, number, None) for number, transport in enumerate(transports)
+    ]
+    begun_at, spent_s = time.perf_counter(), time.process_time()
+    await asyncio.gather(*(loop.run(plan.steps, None, on_turn) for loop in running))
+    wall_s, client_s = time.perf_counter() - begun_at, time.process_time() - spent_s
+    return AtOnce(wall_s * 1000, client_s * 1000, [loop.result(None) for loop in running])
 
 
 class _FinishedTurn(NamedTuple):
@@ -122,6 +154,7 @@ class _Loop:
         self._transport = transport
         self._stream_id = f"lane-{lane}" if lane is not None else None
         self._name = f"{settings.nonce} {plan.workload.name} {mode.name} {repeat} {lane or 0}"
+        self._chance = random.Random(self._name)
         self._new_context = mode.context
         self._returned = mode.returned
         self._branches: list[_Branch] = []
@@ -145,8 +178,7 @@ class _Loop:
             self._fail("no answer in time")
 
     async def _turn(self, step: PlanStep, meter: Meter | None) -> None:
-        tool_ms = step.pause_ms if self._settings.replays_pauses else self._settings.tool_ms
-        if tool_ms and step.outputs:
+        if step.outputs and (tool_ms := self._tool_ms(step)):
             await asyncio.sleep(tool_ms / 1000)
         context, calls = self._branch_of(step)
         new = step.input(calls)
@@ -163,6 +195,12 @@ class _Loop:
         if not self._has_ended:
             context.learn(exchange)
             self._branches.append(_Branch(context, calls))
+
+    def _tool_ms(self, step: PlanStep) -> float:
+        settings = self._settings
+        if settings.replays_pauses:
+            return step.pause_ms
+        return settings.tool_ms * self._chance.uniform(1 - settings.tools_vary, 1 + settings.tools_vary)
 
     def _branch_of(self, step: PlanStep) -> _Branch:
         """The conversation that a step continues."""

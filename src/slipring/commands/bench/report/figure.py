@@ -1,18 +1,23 @@
 """Figures as SVG files, for a README: a bench's main workload (cumulative time by turn, one line for each
-mode), and much at once, as the levels of a load (how many run at a time against how long that takes).
+mode), and much at once, as the levels of a load or its loops (how many run at a time against how long that
+takes).
 
 ``figure.js`` and ``at_once.js`` draw them, with the plot of the HTML page, in a JavaScript engine instead of
 a browser. This needs the extra ``svg``.
 """
 
+import statistics
+from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 
 from msgspec import Struct
 
-from slipring.commands.bench.load.results import LoadRecord
+from slipring.commands.bench.load.loops_table import sentence
+from slipring.commands.bench.load.results import LoadRecord, LoopsRecord, LoopsRun
 from slipring.commands.bench.load.service_level import Level, Percentiles
 from slipring.commands.bench.report import charts
-from slipring.commands.bench.report.charts import drawn_modes, series_of
+from slipring.commands.bench.report.charts import Style, drawn_modes, series_of, styles
 from slipring.commands.bench.report.conditions import (
     busy_warning,
     counted,
@@ -22,7 +27,7 @@ from slipring.commands.bench.report.conditions import (
 )
 from slipring.commands.bench.report.units import duration
 from slipring.commands.bench.report.verdict import verdict
-from slipring.commands.bench.results import BenchRecord, Workload
+from slipring.commands.bench.results import BenchRecord, Endpoint, Workload
 from slipring.commands.bench.statistics import Summary, cumulative, summarise
 
 MAIN = "coding"
@@ -89,7 +94,7 @@ def _conditions(record: BenchRecord) -> str:
     endpoint, versions = record.endpoint, record.versions
     parts = [
         *(["busy machine"] if busy_warning(record.others_cores, record.machine) else []),
-        f"no model: decoding {decoding(endpoint)}" if is_without_model(endpoint) else endpoint.model,
+        _served(endpoint),
         *([f"slipring {versions['slipring']}"] if "slipring" in versions else []),
         record.when[:10],
         processor(record.machine),
@@ -97,15 +102,11 @@ def _conditions(record: BenchRecord) -> str:
     return " · ".join(parts)
 
 
+def _served(endpoint: Endpoint) -> str:
+    return f"no model: decoding {decoding(endpoint)}" if is_without_model(endpoint) else endpoint.model
+
+
 # --- Much at once ----------------------------------------------------------------------------------
-
-
-class Style(Struct, frozen=True):
-    """How a line looks."""
-
-    css: str
-    dash: str | None
-    mark: str
 
 
 class Value(Struct, frozen=True):
@@ -143,7 +144,8 @@ def drawn_at_once(plots: list[Plot], *, title: str, about: str, subtitle: str, c
 # --- The levels of a load --------------------------------------------------------------------------
 
 
-_TURN, _FIRST = Style("m3", None, "diamond"), Style("m0", "7 3", "circle")
+_TURN = Style(css="m3", mark="diamond")
+_FIRST = Style(css="m0", mark="circle", dash="7 3")
 
 
 def write_load(record: LoadRecord, path: Path) -> None:
@@ -151,9 +153,8 @@ def write_load(record: LoadRecord, path: Path) -> None:
 
 
 def render_load(record: LoadRecord) -> str:
-    endpoint = record.endpoint
     levels = [level for level in record.levels if level.turn_ms and level.first_token_ms]
-    served = f"no model: decoding {decoding(endpoint)}" if is_without_model(endpoint) else endpoint.model
+    served = _served(record.endpoint)
     plots = [_plot(levels, served, record)] if levels else []
     words = " ".join(map(_sentence, levels))
     return drawn_at_once(
@@ -199,3 +200,47 @@ def _sentence(level: Level) -> str:
         f"{level.connections:,} loops: a turn takes {duration(turn.p50)}, {duration(turn.p95)} at p95,"
         f" {level.turns_per_s:.1f} turns a second{broken}."
     )
+
+
+# --- Loops at once ---------------------------------------------------------------------------------
+
+
+def write_loops(record: LoopsRecord, path: Path) -> None:
+    path.write_text(render_loops(record), encoding="utf-8")
+
+
+def render_loops(record: LoopsRecord) -> str:
+    style = styles(record.ways)
+    amounts = sorted({run.at_once for run in record.runs if not run.faults})
+    lines = [(way, [record.of(way.name, at_once) for at_once in amounts]) for way in record.ways]
+    plot = Plot(
+        heading=f"Time until all loops of {record.workload.turns} turns have ended",
+        caption="loops at once",
+        amounts=amounts,
+        series=[
+            Series(way.title, style[way.name], list(map(_ended, takewhile(len, runs))))
+            for way, runs in lines
+            if runs[:1] != [[]]
+        ],
+    )
+    failed = [
+        way.title for way in record.ways if any(run.faults for run in record.runs if run.way == way.name)
+    ]
+    return drawn_at_once(
+        [plot] if amounts else [],
+        title=f"{_served(record.endpoint)}: loops at once",
+        about=f"{record.workload.about}. {sentence(record)}",
+        subtitle=sentence(record) + (f" Failed with more: {'; '.join(failed)}" if failed else ""),
+        conditions=" · ".join(
+            (
+                record.when[:10],
+                processor(record.machine),
+                f"pauses of {duration(record.think_ms)}" if record.think_ms else "no pauses",
+            )
+        ),
+    )
+
+
+def _ended(runs: Sequence[LoopsRun]) -> Value:
+    walls = [run.wall_ms for run in runs]
+    return Value(statistics.median(walls), min(walls), max(walls))

@@ -125,14 +125,14 @@ def target_from_namespace(
     url: str | None = namespace.url
     url_variable = None
     if url is not None:
-        _check_url("--url", url)
+        check_url("--url", url)
         for name, value in of_started.items():
             if value:
                 raise UsageError(
                     f"{name} applies to the server that the bench starts: it cannot be used with --url"
                 )
     elif not any(of_started.values()) and (url := named_url(environ)) is not None:
-        _check_url(URL_VARIABLE, url)
+        check_url(URL_VARIABLE, url)
         url_variable = URL_VARIABLE
     elif namespace.server_pid is not None:
         raise UsageError("--server-pid needs --url")
@@ -166,7 +166,7 @@ def _key(variable: str | None, environ: Mapping[str, str]) -> str:
     return ""
 
 
-def _check_url(source: str, url: str) -> None:
+def check_url(source: str, url: str) -> None:
     """Raise ``UsageError`` for an invalid URL. The message repeats no part that may be a secret. ``source``:
     the flag or variable that it is from."""
     if "@" in url:

@@ -54,6 +54,11 @@ def is_simulated(engine: str) -> bool:
     return engine.partition(":")[0] == "simulated"
 
 
+def must_force_tools(engine: str | None) -> bool:
+    """Whether each request has to decide whether a tool is called: a model would not do what a plan needs."""
+    return engine is None or not is_simulated(engine)
+
+
 def engine_for(engine: str, plan: Plan) -> str:
     """The engine for this workload: a simulated one gets the number of tool calls to make."""
     kind, _, rest = engine.partition(":")

@@ -19,12 +19,12 @@ _HEAD_TOKENS = 2_600
 vocabulary."""
 
 
-def coding() -> Plan:
+def coding(calls: int = CODING_CALLS) -> Plan:
     return _agent(
         "coding",
         "A coding agent",
-        f"{CODING_CALLS} tool calls and an answer; 4 kB of instructions, 10 tools, outputs of 3.5 kB",
-        CODING_CALLS,
+        f"{calls} tool calls and an answer; 4 kB of instructions, 10 tools, outputs of 3.5 kB",
+        calls,
     )
 
 
@@ -85,7 +85,10 @@ def _agent(name: str, title: str, about: str, calls: int) -> Plan:
         workload=Workload(name=name, title=title, about=about, turns=calls + 1),
         instructions=INSTRUCTIONS,
         tools=CODING_TOOLS,
-        steps=[PlanStep(messages=[message(prose.task())], needs="call"), *_outputs(prose, calls)],
+        steps=[
+            PlanStep(messages=[message(prose.task())], needs="call" if calls else "text"),
+            *_outputs(prose, calls),
+        ],
     )
 
 
