@@ -52,7 +52,6 @@ from slipring.core.session.actions import (
     FetchImages,
     Flush,
     Generate,
-    GoesOn,
     Inspect,
     ListTools,
     Load,
@@ -60,6 +59,8 @@ from slipring.core.session.actions import (
     LogFault,
     ReadDocuments,
     Record,
+    ReportOutput,
+    ReportSteer,
     Resolved,
     ResolveTools,
     Save,
@@ -260,6 +261,10 @@ def _visible(item: Json) -> Json:
     return seen
 
 
+_Beside = StartPrefill | EndPrefill | ReportOutput | ReportSteer | Inspect | StartAudit
+"""What runs beside the turns."""
+
+
 class Connection:
     """One session, with the events that it sent and the work that it waits for."""
 
@@ -267,7 +272,9 @@ class Connection:
     over: list[Work[Any] | CallTool]
     """Work and hosted calls that have ended, or were cancelled."""
     heard: Counter[str]
-    """How often a response has been said to go on."""
+    """How often the output of tools was reported, by response."""
+    steered: Counter[str]
+    """How often a steer was reported, by response."""
     cached_tokens = 2
     """Of the prompt of each job, as the engine counts."""
     accepted = Accepted()
@@ -333,7 +340,7 @@ class Connection:
         self.compressions: list[Compress] = []
         self.prefills: dict[str, StartPrefill] = {}
         """Those that run, by response."""
-        self.cancelled, self.over, self.heard = [], [], Counter()
+        self.cancelled, self.over, self.heard, self.steered = [], [], Counter(), Counter()
         self.close: Close | None = None
         self.order = Order()
         self._foreign_tools = foreign_tools
@@ -711,7 +718,7 @@ class Connection:
             self._cancel(action)
         elif isinstance(action, Counted):
             self.counted.append(action.tokens)
-        elif isinstance(action, StartPrefill | EndPrefill | GoesOn | Inspect | StartAudit):
+        elif isinstance(action, _Beside):
             self._begin_beside(action)
         elif isinstance(action, Compress):
             self.compressions.append(action)
@@ -748,10 +755,12 @@ class Connection:
                 self.over += [work.pop(turn)] if turn in work else []
             self.inspections = [each for each in self.inspections if each.turn is not turn]
 
-    def _begin_beside(self, action: StartPrefill | EndPrefill | GoesOn | Inspect | StartAudit) -> None:
+    def _begin_beside(self, action: _Beside) -> None:
         """Begin, or end, work that runs beside the turns."""
-        if isinstance(action, GoesOn):
+        if isinstance(action, ReportOutput):
             self.heard[action.response_id] += 1
+        elif isinstance(action, ReportSteer):
+            self.steered[action.response_id] += 1
         elif isinstance(action, EndPrefill):
             del self.prefills[action.response_id]
         elif isinstance(action, StartPrefill):

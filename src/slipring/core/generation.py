@@ -368,6 +368,9 @@ class Job(Struct, frozen=True):
     recognised: bool = False
     """Whether the client has sent the parent's items itself, instead of its id. Other requests may continue
     the same parent, but usually none does: each history replaces the one before."""
+    began: "Job | None" = None
+    """The job of the first step of its response; None for that job itself. The parent of a later step is the
+    step before, which is gone when the response has ended."""
     cache_key: str | None = None
     """The client's ``prompt_cache_key``: jobs with the same key are likely to share a prefix."""
     is_summary: bool = False

@@ -112,9 +112,14 @@ class Engine(ABC):
         """
         return 0
 
-    def hear(self, response_id: str) -> None:
-        """A response, perhaps one of another engine, will be continued: the output of its tools has grown, or
-        it was steered while it runs. This default is for engines that keep nothing for loops that pause."""
+    def output_grew(self, response_id: str) -> None:
+        """The output has grown of a tool for which the loop of a response waits, perhaps of another engine's.
+        This default is for engines that keep nothing for loops that pause."""
+        return
+
+    def was_steered(self, response_id: str) -> None:
+        """A response, perhaps of another engine, was steered while it runs: another turn follows at once.
+        This default is for engines that keep nothing for loops that pause."""
         return
 
     async def count(self, job: Job, enough: int | None = None) -> int:

@@ -38,7 +38,6 @@ from slipring.core.session.actions import (
     FetchImages,
     Flush,
     Generate,
-    GoesOn,
     Inspect,
     ListTools,
     Load,
@@ -46,6 +45,8 @@ from slipring.core.session.actions import (
     LogFault,
     ReadDocuments,
     Record,
+    ReportOutput,
+    ReportSteer,
     Resolved,
     ResolveTools,
     Save,
@@ -76,6 +77,8 @@ from slipring.stores.runs import Lease, LeaseLost
 log = logging.getLogger("slipring")
 
 _GOING_AWAY = 1001
+_Beside = StartPrefill | EndPrefill | ReportOutput | ReportSteer | StartAudit | Compress
+"""What belongs to responses, and not to a turn."""
 _WORK = frozenset(
     {Generate, Load, ResolveTools, FetchImages, ReadDocuments, ListTools, CompileGrammars, ClaimApprovals}
     | {CountTokens, Save}
@@ -224,7 +227,7 @@ class Driver:
             self._spawn(action, self._inspect(action))
         elif isinstance(action, Cancel | CancelCalls):
             self._cancel(action)
-        elif isinstance(action, StartPrefill | EndPrefill | GoesOn | StartAudit | Compress):
+        elif isinstance(action, _Beside):
             self._run_beside(action)
         elif isinstance(action, Counted):
             self.sink.counted(action.tokens)
@@ -258,15 +261,18 @@ class Driver:
         self.service.turn_ended(turn, content)
         self.sink.record(turn)
 
-    def _run_beside(self, action: StartPrefill | EndPrefill | GoesOn | StartAudit | Compress) -> None:
+    def _run_beside(self, action: _Beside) -> None:
         """Begin or end work that belongs to responses, and not to a turn."""
         if isinstance(action, StartPrefill):
             self._prefill(action)
         elif isinstance(action, EndPrefill):
             self.service.prefills.cancel(self.session.tenant, action.response_id)
-        elif isinstance(action, GoesOn):
+        elif isinstance(action, ReportOutput):
             for engine in self.service.catalog.engines:
-                engine.hear(action.response_id)
+                engine.output_grew(action.response_id)
+        elif isinstance(action, ReportSteer):
+            for engine in self.service.catalog.engines:
+                engine.was_steered(action.response_id)
         elif isinstance(action, Compress):
             self._spawn(action, self._compress(action))
         else:

@@ -72,7 +72,7 @@ def test_a_steer_is_accepted_with_an_id_and_a_number_of_its_response(input):
         "sequence_number": 2,
         "steer": {"id": "steer_1", "previous_response_id": "resp_1"},
     }
-    assert connection.heard == {"resp_1": 1}
+    assert connection.steered == {"resp_1": 1}
 
 
 def test_a_steer_is_answered_on_the_lane_of_its_response():
@@ -115,7 +115,7 @@ def test_an_invalid_steer_is_returned_and_changes_nothing(fields):
     assert failure(answer) == "invalid_input"
     assert answer["steer"] == {"previous_response_id": "resp_1", "input": fields.get("input", "wait")}
     assert answer["sequence_number"] == 2
-    assert not connection.heard
+    assert not connection.steered
     assert connection.complete()["status"] == "completed"
     assert not connection.starts
 

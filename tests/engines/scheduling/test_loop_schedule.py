@@ -1,5 +1,6 @@
 """Who runs next, and whose context goes, when the contexts of all loops do not fit."""
 
+import math
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from slipring.engines.scheduling.loop_schedule import (
     _MOST_RESIDENT,
+    _MOST_REVIEWED,
     REVIEW_S,
     Loop,
     LoopSchedule,
@@ -108,30 +110,57 @@ def test_a_context_is_given_up_where_its_prefill_costs_less_than_the_waiting() -
     assert loops.demoted == ["a"]
 
 
+def rarely_returning() -> Loops:
+    """Loops that wait for a tool after which few of them go on."""
+    loops = Loops()
+    loops.learn("read", 2.0)
+    for number in range(200):
+        loops.run(f"ended {number}", 1, "read")
+        loops.schedule.drop(f"ended {number}")
+    loops.demoted.clear()
+    loops.schedule._prefill_rate = 200.0
+    return loops
+
+
 def test_a_loop_whose_tool_still_prints_is_waited_for() -> None:
-    """Tools of this kind rarely return, and this one takes longer than they do."""
     contexts = []
     for is_heard in (False, True):
-        loops = Loops()
-        loops.learn("read", 2.0)
-        for number in range(200):
-            loops.run(f"ended {number}", 1, "read")
-            loops.schedule.drop(f"ended {number}")
-        loops.demoted.clear()
-        loops.schedule._prefill_rate = 200.0
+        loops = rarely_returning()
         loops.run("a", 900, "read")
         (loop,) = loops.schedule._loops.values()
         if is_heard:
-            loops.schedule.hear("a", loops.now)
+            loops.schedule.output_grew("a", loops.now)
         loops.ask("b", 500)
         contexts.append(loops.started())
         loops.now += 60.0
         if is_heard:
-            loops.schedule.hear("a", loops.now)
+            loops.schedule.output_grew("a", loops.now)
         assert loops.schedule.is_silent(loop, loops.now) is not is_heard
     assert contexts == [["b"], []]
-    loops.now += 60.0
-    assert loops.started() == ["b"], "it has printed nothing for a minute"
+
+
+def test_a_loop_whose_tool_has_stopped_printing_is_not_waited_for() -> None:
+    loops = rarely_returning()
+    silence_s = loops.schedule.pauses.of(("one", "read")).silence_s
+    loops.run("a", 900, "read")
+    began_at = loops.now
+    loops.schedule.output_grew("a", began_at)
+    loops.ask("b", 500)
+    for part in (0.3, 0.6, 0.9):
+        loops.now = began_at + part * silence_s
+        assert loops.started() == []
+    loops.now = began_at + 1.01 * silence_s
+    assert loops.started() == ["b"]
+
+
+def test_what_a_tool_prints_while_the_answer_runs_says_nothing_about_the_pause_after_it() -> None:
+    loops = rarely_returning()
+    turn = loops.ask("a", 900)
+    assert loops.started() == ["a"]
+    loops.schedule.output_grew("a", loops.now)
+    loops.ask("b", 500)
+    loops.schedule.end(turn, 900, ["read"], loops.now)
+    assert loops.started() == ["b"]
 
 
 def test_a_loop_that_was_steered_keeps_its_place_for_the_turn_that_follows() -> None:
@@ -142,7 +171,7 @@ def test_a_loop_that_was_steered_keeps_its_place_for_the_turn_that_follows() -> 
         assert loops.started() == ["a"]
         loops.ask("b", 500)
         if is_steered:
-            loops.schedule.hear("a", loops.now)
+            loops.schedule.was_steered("a")
         loops.schedule.end(steered, 900, (), loops.now)
         assert loops.started() == ([] if is_steered else ["b"])
     loops.now += 0.1
@@ -152,16 +181,49 @@ def test_a_loop_that_was_steered_keeps_its_place_for_the_turn_that_follows() -> 
     assert loops.started() == ["b"], "it counts for one turn"
 
 
+def test_a_steered_loop_keeps_its_place_at_the_end_of_its_last_step_too() -> None:
+    loops = Loops()
+    loops.learn("", 1000.0)
+    loops.learn("read", 1000.0)
+    step = loops.ask("a", 900)
+    assert loops.started() == ["a"]
+    loops.schedule.was_steered("a")
+    loops.schedule.end(step, 900, ["read"], loops.now)
+    last = loops.ask("a", 920)
+    assert loops.started() == ["a"]
+    loops.ask("b", 500)
+    loops.schedule.end(last, 920, (), loops.now)
+    loops.now += 1.9
+    assert loops.started() == []
+    loops.ask("c", 950, after="a")
+    assert loops.started() == ["c"]
+
+
+def test_a_steered_loop_that_waits_for_its_client_is_not_kept_for_that() -> None:
+    loops = Loops()
+    loops.learn("build", 1000.0)
+    turn = loops.ask("a", 900)
+    assert loops.started() == ["a"]
+    loops.schedule.was_steered("a")
+    loops.ask("b", 500)
+    loops.schedule.end(turn, 900, ["build"], loops.now)
+    assert loops.started() == ["b"]
+
+
 def test_a_loop_keeps_its_place_while_its_next_request_is_rendered() -> None:
     loops = Loops()
     loops.learn("build", 100.0)
     loops.run("a", 900, "build")
-    loops.schedule.expect(Need("a", 0), loops.now)
-    loops.ask("b", 500)
-    assert loops.started() == []
-    loops.now += 0.2
-    loops.ask("a", 950)
-    assert loops.started() == ["a"]
+    for turn in range(3):
+        loops.schedule.expect(Need("a", 0), loops.now)
+        other = loops.ask(f"b {turn}", 500)
+        assert loops.started() == []
+        loops.now += 1.9
+        assert loops.started() == []
+        following = loops.ask("a", 950)
+        assert loops.started() == ["a"]
+        loops.schedule.withdraw(other, loops.now)
+        loops.schedule.end(following, 950, ["build"], loops.now)
 
 
 def test_a_request_that_never_asks_for_its_turn_keeps_a_place_for_a_moment_only() -> None:
@@ -171,11 +233,31 @@ def test_a_request_that_never_asks_for_its_turn_keeps_a_place_for_a_moment_only(
     loops.schedule.expect(Need("a", 0), loops.now)
     loops.schedule.expect(Need("unknown", 0), loops.now)
     loops.ask("b", 500)
-    loops.now += 1.9
+    for _ in range(7):
+        assert loops.started() == []
+        loops.now += REVIEW_S
     loops.schedule.expect(Need("a", 0), loops.now)  # the next request, which fails as well
-    loops.now += 0.2
+    loops.now += REVIEW_S
     assert loops.started() == ["b"]
     assert loops.demoted == ["a"]
+
+
+def test_only_some_pauses_are_weighed_at_once_and_all_in_turn() -> None:
+    loops = Loops()
+    loops.learn("read", 1.0)
+    loops.schedule._prefill_rate = 0.01
+    for number in range(3 * _MOST_REVIEWED):
+        loops.run(f"{number}", 5, "read")
+    loops.ask("b", 900)
+    at: list[list[float]] = []
+    for _ in range(6):
+        loops.now += REVIEW_S
+        assert loops.started() == []
+        at.append([each.reviewed_at for each in loops.schedule._paused])
+        assert at[-1].count(loops.now) == _MOST_REVIEWED
+    assert min(at[1]) == -math.inf < min(at[2])
+    assert sorted(at[5]) == sorted(each + 3 * REVIEW_S for each in at[2])
+    assert not loops.demoted
 
 
 def test_what_is_decided_for_a_pause_is_decided_again_later() -> None:
@@ -539,9 +621,15 @@ class AnyOrder(RuleBasedStateMachine):
             self.loops.schedule.withdraw(turn, self.loops.now)
         self.turns.remove(turn)
 
-    @rule(key=st.sampled_from(KEYS), what=st.sampled_from(["expect", "hear"]))
+    @rule(key=st.sampled_from(KEYS), what=st.sampled_from(["expect", "output_grew", "was_steered"]))
     def tell(self, key: str, what: str) -> None:
-        getattr(self.loops.schedule, what)(key if what == "hear" else Need(key, 0), self.loops.now)
+        schedule = self.loops.schedule
+        if what == "was_steered":
+            schedule.was_steered(key)
+        elif what == "expect":
+            schedule.expect(Need(key, 0), self.loops.now)
+        else:
+            schedule.output_grew(key, self.loops.now)
 
     @rule(key=st.sampled_from(KEYS))
     def drop(self, key: str) -> None:

@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from slipring.engines.scheduling.loop_schedule import FULL, Need, Rules, Turn
+from slipring.engines.scheduling.loop_schedule import Need, Rules, Turn
 from slipring.engines.scheduling.replica_placement import _MOST_REPLICAS, ReplicaSchedules
 
 RULES = Rules(capacity=1000, most_running=8)
@@ -56,7 +56,9 @@ def test_operators_see_that_as_many_turns_run_as_may_on_all_replicas_together() 
     for key in "abc":
         loops.ask(key, 310)
     assert len(loops.started()) == 2
-    assert [each.why for each in loops.schedules.status(loops.now).listed if each.why] == [FULL]
+    assert [each.why for each in loops.schedules.status(loops.now).listed if each.why] == [
+        "as many turns run as may"
+    ]
 
 
 def test_what_is_told_of_a_loop_reaches_its_replica() -> None:
@@ -67,10 +69,10 @@ def test_what_is_told_of_a_loop_reaches_its_replica() -> None:
     (loop,) = [each.schedule._loops["b"] for each in replicas if "b" in each.schedule._loops]
     loops.now += 1000.0
     assert loops.schedules.is_silent(loop, loops.now)
-    loops.schedules.hear("b", loops.now)
+    loops.schedules.output_grew("b", loops.now)
     assert not loops.schedules.is_silent(loop, loops.now)
     loops.schedules.expect(Need("b", 0), loops.now)
-    assert loop.hold_until > loops.now
+    assert loop.kept_until > loops.now
     loops.schedules.expect(Need("unknown", 0), loops.now)
 
 

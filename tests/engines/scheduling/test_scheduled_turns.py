@@ -1,6 +1,7 @@
 """Turns of real sockets in front of a server whose KV cache holds one context at a time."""
 
 import asyncio
+import gc
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -13,7 +14,10 @@ from tests.engines.fakes.sglang import FakeSglang
 from tests.engines.fakes.tokens import decoded
 from tests.engines.fakes.vllm import FakeVllm
 from tests.engines.fakes.vllm_sessions import FakeVllmWithSessions, session_of
-from tests.harness import WEATHER, Running, serve
+from tests.harness import WEATHER, Running, Socket, serve
+from tests.mcp.fakes import FakeServer, serving
+from tests.server.hosted_tools.running import OPERATOR, registered
+from tests.server.hosted_tools.turns import server as mcp
 from tests.server.raw import until
 
 pytestmark = pytest.mark.usefixtures("compiled_here")
@@ -371,6 +375,141 @@ async def test_a_loop_that_is_steered_keeps_its_place_before_one_that_waits() ->
         asked = [decoded(prompt) for prompt in fake.prompts]
         assert [text.count("one ") > 300 for text in asked] == [True, True, False]
         assert "three" in asked[1]
+
+
+ENDS = ("response.completed", "response.failed", "response.incomplete")
+ROLLOUTS = {"OpenAI-Beta": "slipring_rollout=v1"}
+WITH_AND_WITHOUT_SESSIONS = pytest.mark.parametrize("make", [FakeVllm, FakeVllmWithSessions])
+STORED_OR_NOT = pytest.mark.parametrize("store", [False, True])
+
+
+async def settled(server: Running) -> Any:
+    """The loops, once nothing refers to a turn that has ended."""
+    gc.collect()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    return loops_of(server)
+
+
+async def rolled_out(socket: Socket, fake: Any, **asked: Any) -> dict[str, Any]:
+    """A response of two steps, between which its client answers a call."""
+    fake.script(Call("get_weather", '{"city": "Rome"}'), Stop())
+    await socket.create(tools=[LENIENT], rollout=True, **asked)
+    waits = (await socket.until("response.done"))[-1]
+    (call,) = waits["required_input"]
+    output = {"type": "function_call_output", "call_id": call["call_id"], "output": "sunny"}
+    await socket.send(type="response.append", response_id=waits["response_id"], input=[output])
+    return dict((await socket.until(*ENDS))[-1]["response"])
+
+
+@STORED_OR_NOT
+@WITH_AND_WITHOUT_SESSIONS
+async def test_a_turn_of_several_steps_does_not_end_its_loop(make: type[FakeVllm], *, store: bool) -> None:
+    fake = make()
+    async with (
+        in_front_of(fake, kv_tokens=4000) as (_, server),
+        server.connect(headers=ROLLOUTS) as socket,
+    ):
+        after: dict[str, Any] = {}
+        for turn in range(1, 4):
+            response = await rolled_out(socket, fake, input="word " * 50, store=store, **after)
+            after = {"previous_response_id": response["id"]}
+            loops = await settled(server)
+            assert (loops.paused, [each.turns for each in loops.listed]) == (1, [2 * turn])
+        if isinstance(fake, FakeVllmWithSessions):
+            assert len(fake.opened) == len(fake.contexts) == 1
+    await until(lambda: store or loops_of(server).held_tokens == 0)
+
+
+@WITH_AND_WITHOUT_SESSIONS
+async def test_a_history_sent_again_after_hosted_calls_continues_its_loop(
+    make: type[FakeVllm], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPERATOR_KEY", OPERATOR)
+    fake, tools = make(), FakeServer(modern=True)
+    await fake.start()
+    try:
+        engine = fake.engine(kv_tokens=4000)
+        async with serving(tools) as served, serve(engine, mcp=(registered(served),)) as server:
+            history: list[dict[str, Any]] = []
+            for turn in range(1, 4):
+                fake.script(Call("fake__add", '{"a": 1, "b": 2}'), Stop())
+                history.append({"role": "user", "content": "word " * 50})
+                _, response = await server.post(input=history, tools=[mcp()], store=False)
+                assert response["status"] == "completed"
+                history += response["output"]
+                loops = await settled(server)
+                assert (loops.paused, [each.turns for each in loops.listed]) == (1, [2 * turn])
+    finally:
+        await fake.close()
+
+
+@pytest.mark.parametrize("step", ["first", "last"])
+async def test_a_loop_that_is_steered_in_any_step_goes_before_one_that_waits(step: str) -> None:
+    async with (
+        in_front_of(FakeVllm(), kv_tokens=900) as (fake, server),
+        server.connect(headers=ROLLOUTS) as steered,
+        server.connect() as waiting,
+    ):
+        first, last = asyncio.Event(), asyncio.Event()
+        fake.script(Say(("a", "b"), rest=first), Call("get_weather", '{"city": "Rome"}'), Stop())
+        fake.script(Say(("c", "d"), rest=last), Stop())
+        await steered.create(input="one " * 400, tools=[LENIENT], rollout=True, store=False)
+        target = (await steered.until("response.output_text.delta"))[0]["response"]["id"]
+
+        async def steer() -> None:
+            await steered.send(type="response.steer", previous_response_id=target, input="three")
+            await steered.until("response.steer.accepted")
+
+        if step == "first":
+            await steer()
+        first.set()
+        (call,) = (await steered.until("response.done"))[-1]["required_input"]
+        output = {"type": "function_call_output", "call_id": call["call_id"], "output": "sunny"}
+        await steered.send(type="response.append", response_id=target, input=[output])
+        await until(lambda: len(fake.requests) == 2)
+        await waiting.create(input="two " * 500, store=False)
+        await until(lambda: loops_of(server).waiting == 1)
+        if step == "last":
+            await steer()
+        last.set()
+        for _ in range(2):
+            await steered.until(*ENDS)
+        await waiting.until(*ENDS)
+        assert ["three" in decoded(prompt) for prompt in fake.prompts] == [False, False, True, False]
+
+
+async def test_a_response_that_ends_before_its_engine_is_asked_does_not_split_its_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OPERATOR_KEY", OPERATOR)
+    fake, tools = FakeVllm(), FakeServer(modern=True)
+    await fake.start()
+    try:
+        engine = fake.engine(kv_tokens=4000)
+        async with (
+            serving(tools) as served,
+            serve(engine, mcp=(registered(served),)) as server,
+            server.connect() as socket,
+        ):
+            one = await socket.response(input="one " * 400, store=False)
+            listed, listing = asyncio.Event(), tools.on["tools/list"]
+
+            async def late(exchange: Any) -> Any:
+                await listed.wait()
+                return await listing(exchange)
+
+            tools.on["tools/list"] = late
+            await socket.create(input="two", tools=[mcp()], store=False, previous_response_id=one["id"])
+            target = (await socket.until("response.in_progress"))[0]["response"]["id"]
+            await socket.send(type="response.steer", previous_response_id=target, input="three")
+            await socket.until(*ENDS)
+            listed.set()
+            await socket.until(*ENDS)
+            loops = await settled(server)
+            assert (loops.paused, [each.turns for each in loops.listed]) == (1, [2])
+    finally:
+        await fake.close()
 
 
 async def test_jobs_run_where_none_may_wait() -> None:

@@ -227,9 +227,16 @@ class EndPrefill(Struct, frozen=True):
     response_id: str
 
 
-class GoesOn(Struct, frozen=True):
-    """Tell the engines that a response will be continued: the output of its tools has grown, or it was
-    steered. The driver calls nothing in return."""
+class ReportOutput(Struct, frozen=True):
+    """Tell the engines that a tool for which the loop of a response waits gives out its output. The driver
+    calls nothing in return."""
+
+    response_id: str
+
+
+class ReportSteer(Struct, frozen=True):
+    """Tell the engines that another turn follows a response at once: it was steered. The driver calls nothing
+    in return."""
 
     response_id: str
 
@@ -291,7 +298,8 @@ Action = (
     | StartAudit
     | StartPrefill
     | EndPrefill
-    | GoesOn
+    | ReportOutput
+    | ReportSteer
     | Compress
     | Counted
     | Record

@@ -1,5 +1,6 @@
 """The outputs of tools that still run: collects the pieces that a client streams, and decides when enough is
-new for the engine to read them ahead.
+new for the engine to read them ahead. Each piece also tells the engines that the tool still runs, whether it
+is read ahead or not.
 
 The pieces are hints. What a tool has written enters the context only with the item that the client sends when
 the tool has ended; that item is validated and rendered as if there had been no pieces. Output past the bound
@@ -22,7 +23,7 @@ from slipring.core.checks.policies import Policies
 from slipring.core.generation import Job, Models, Prefill
 from slipring.core.limits import Limits
 from slipring.core.session import foreseen_jobs
-from slipring.core.session.actions import Action, EndPrefill, GoesOn, Send, StartPrefill
+from slipring.core.session.actions import Action, EndPrefill, ReportOutput, Send, StartPrefill
 from slipring.core.session.lanes import Lanes
 from slipring.core.session.request_charges import Charges
 from slipring.core.turn.steps import between_steps
@@ -156,7 +157,7 @@ class GrowingOutputs:
         except PieceRefused as refusal:
             lane = self._lanes.lane_of(piece.target, cache)
             return [Send([_failed_event(piece, refusal, turn, lane)]), *self.end_unreachable(cache)]
-        actions: list[Action] = [] if piece.is_last else [GoesOn(piece.target)]
+        actions: list[Action] = [] if piece.is_last else [ReportOutput(piece.target)]
         if not self._is_on:
             return actions
         if piece.target not in self.growing:

@@ -35,11 +35,11 @@ from slipring.core.session.actions import (
     CountRefusal,
     Flush,
     Generate,
-    GoesOn,
     Inspect,
     ListTools,
     LogFault,
     Record,
+    ReportSteer,
     Result,
     Send,
     StartAudit,
@@ -497,7 +497,7 @@ class Session:
         shared.send([shared.successors.steer(steer, shared.cache, self._lifetime.refusal)])
         if (turn := shared.lanes.find(steer.target)) is not None:
             if turn.steers is not None:
-                shared.actions.append(GoesOn(steer.target))
+                shared.actions.append(ReportSteer(steer.target))
             self.turns.changed(turn)
         return shared.take_actions()
 

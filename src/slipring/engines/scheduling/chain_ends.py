@@ -26,8 +26,9 @@ def gone_at_end(job: Job, position: Rendered) -> object:
     client that was cut off: as long as the state is there that the job has continued. The others may be
     continued by their history, too, as long as the position is known.
     """
-    parent = job.parent
-    if parent is None or job.recognised or parent.response.store:
+    first = job.began or job
+    parent = first.parent
+    if parent is None or first.recognised or parent.response.store:
         return position.body
     return parent
 

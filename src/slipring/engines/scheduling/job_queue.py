@@ -53,11 +53,9 @@ class JobQueue:
 
     def require_room(self, tenant: str, need: Need | None = None) -> None:
         """Raise now what ``ticket`` will raise: before a context is rendered and tokenized in vain. ``need``:
-        what is known of it, if jobs are scheduled; its loop keeps what it has until then."""
+        what is known of it, if jobs are scheduled."""
         if not self._has_room(tenant, need):
             raise _too_busy()
-        if self._schedule is not None and need is not None:
-            self._schedule.expect(need, _now())
 
     def _has_room(self, tenant: str, need: Need | None) -> bool:
         if self._waiters < self._max_waiting or self._displaced_by(tenant) is not None:

@@ -10,6 +10,7 @@ Pure: the caller passes the time and does what is returned.
 """
 
 import heapq
+import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ from slipring.observation import live_messages
 
 REVIEW_S = 0.25
 """How long a decision about a paused loop stands before it is made again."""
+_MOST_REVIEWED = 32
+"""Paused loops about which is decided at once, those first about which nothing was decided for longest. It
+takes 10 to 30 µs for each, on the event loop."""
 _MOST_LOOPS = 16_384
 """Loops that are remembered. Past it, those without a resident context are forgotten, oldest first."""
 _MOST_RESIDENT = 1024
@@ -34,8 +38,6 @@ _FIRST_RATE = 10_000.0
 _LEAST_MEASURED = 1024
 """Prefills of fewer tokens say nothing about the rate."""
 MOST_LISTED = 20
-FULL = "as many turns run as may"
-"""Why a turn waits, if it is not for room."""
 _EXPECTED_S = 2.0
 """How long a request takes at most to ask for its turn, once it has come: it is rendered meanwhile."""
 _OVERDUE = 2.0
@@ -105,15 +107,17 @@ class Loop:
     """When its last turn ended; None while a turn waits or runs."""
     kind: Kind = ("", "")
     """What it waits for while it pauses."""
-    heard_at: float = float("-inf")
-    """When it was last known to go on, in this pause."""
+    heard_at: float = -math.inf
+    """When the output of its tools was last known to grow, in this pause."""
     was_expected: bool = False
     """Whether a request for its next turn has come in this pause."""
-    goes_on: bool = False
-    """Whether it is known to go on after the turn that waits or runs."""
-    hold_until: float = 0.0
+    is_steered: bool = False
+    """Whether another turn follows at once the one that has its key."""
+    kept_until: float = -math.inf
+    """Until when it keeps its context in any case, in this pause: its next turn is about to ask."""
+    hold_until: float = math.inf
     """Until when it pays to hold its context while others wait; decided at ``reviewed_at``."""
-    reviewed_at: float = float("-inf")
+    reviewed_at: float = -math.inf
 
     @property
     def is_resident(self) -> bool:
@@ -169,12 +173,13 @@ class LoopSchedule:
     def resident_tokens(self) -> int:
         return self._held_tokens
 
-    def status(self, now: float) -> live_messages.Loops:
-        """Who has what, who waits, and for what."""
+    def status(self, now: float, is_full: bool = False) -> live_messages.Loops:
+        """Who has what, who waits, and for what. ``is_full``: as many turns run as may, on all replicas."""
+        is_full = is_full or len(self._running) >= self.rules.most_running
         waiting = [
             live_messages.Loop(
                 *(turn.loop.tenant, "waiting", now - turn.asked_at, turn.tokens, turn.loop.turns),
-                why=self._why(turn),
+                why="as many turns run as may" if is_full else self._why(turn),
             )
             for turn in islice(self._waiting, MOST_LISTED)
         ]
@@ -190,9 +195,7 @@ class LoopSchedule:
         )
 
     def _why(self, turn: Turn) -> str:
-        """Why a turn waits, for operators."""
-        if len(self._running) >= self.rules.most_running:
-            return FULL
+        """Why a turn waits although another could run, for operators."""
         room = max(int(self._room()), 0)
         if turn.tokens <= room:
             return "another turn goes first"
@@ -258,6 +261,8 @@ class LoopSchedule:
             self.pauses.of(loop.kind).end(loop, now - loop.paused_at)
             loop.paused_at = None
             self._paused.pop(loop, None)
+            if need.key != loop.key:
+                loop.is_steered = False
             loop.former = loop.key
             self._rename(loop, need.key)
         turn = Turn(loop, need.tokens, need.route, now)
@@ -269,24 +274,18 @@ class LoopSchedule:
         fail before it asks, and so may the next one."""
         if (loop := self._continued(need)) is not None and not loop.was_expected:
             loop.was_expected = True
-            self._hold(loop, now)
+            loop.kept_until = now + _EXPECTED_S
 
-    def _hold(self, loop: Loop, now: float) -> None:
-        """Let a loop keep what it has until its next turn can have asked."""
-        loop.hold_until = now + _EXPECTED_S
-        loop.reviewed_at = loop.hold_until - REVIEW_S
+    def output_grew(self, key: str, now: float) -> None:
+        """The output of the tools grows for which the loop with this key waits."""
+        if (loop := self._loops.get(key)) is not None and loop.paused_at is not None:
+            loop.heard_at = now
+            self.pauses.of(loop.kind).hear(loop, now)
 
-    def hear(self, key: str, now: float) -> None:
-        """The loop with this key goes on: the output of the tools grows for which it waits, or what follows
-        its turn is known before that has ended."""
-        loop = self._loops.get(key)
-        if loop is None:
-            return
-        if loop.paused_at is None:
-            loop.goes_on = True
-            return
-        loop.heard_at = now
-        self.pauses.of(loop.kind).hear(loop, now)
+    def was_steered(self, key: str) -> None:
+        """A turn follows the one with this key at once, unless that calls tools of its client."""
+        if (loop := self._loops.get(key)) is not None:
+            loop.is_steered = True
 
     def _continued(self, need: Need) -> Loop | None:
         """The paused loop that goes on with a turn."""
@@ -335,6 +334,8 @@ class LoopSchedule:
         loop.kind = kind_of(loop.tenant, tools)
         self._charge(loop, self._size(loop, tokens))
         self._pause(loop, now)
+        if loop.is_steered and not loop.kind[1]:
+            loop.kept_until = now + _EXPECTED_S
         self._shed()
 
     def withdraw(self, turn: Turn, now: float) -> None:
@@ -504,15 +505,16 @@ class LoopSchedule:
 
     def _victims(self, turn: Turn, now: float) -> list[Loop]:
         """Paused loops that have to make room for a turn, the one last that goes first."""
-        share, mean = self._share(), sum(each.tokens for each in self._waiting) / len(self._waiting)
+        self._review(now)
+        share = self._share()
         is_poor = self._is_poor(turn)
         is_late = self._is_late(turn, now)
         ranked: list[tuple[int, float, Loop]] = []
         for loop in self._paused:
             if is_poor and self._held[loop.tenant] > share:
                 ranked.append((2, loop.began_at, loop))
-            elif self._hold_until(loop, mean, now) <= now:
-                ranked.append((1, -loop.hold_until, loop))
+            elif (until := max(loop.hold_until, loop.kept_until)) <= now:
+                ranked.append((1, -until, loop))
             elif not is_poor and loop.tenant != turn.loop.tenant and self._held[loop.tenant] <= share:
                 continue  # a tenant that has its share takes nothing from those that have less
             elif is_late and now - loop.resident_since >= self._slice_s(loop):
@@ -535,10 +537,13 @@ class LoopSchedule:
     def _slice_s(self, loop: Loop) -> float:
         return max(self.rules.slice_s, _SLICE_PREFILLS * self.prefill_s(loop.charged))
 
-    def _hold_until(self, loop: Loop, mean: float, now: float) -> float:
-        """Until when it pays to hold a paused loop's context, while others wait for so many tokens in the
-        mean."""
-        if now - loop.reviewed_at >= REVIEW_S:
+    def _review(self, now: float) -> None:
+        """Decide until when it pays to hold the contexts of paused loops, while others wait."""
+        due = [loop for loop in self._paused if now - loop.reviewed_at >= REVIEW_S]
+        if len(due) > _MOST_REVIEWED:
+            due = heapq.nsmallest(_MOST_REVIEWED, due, key=lambda loop: loop.reviewed_at)
+        mean = sum(each.tokens for each in self._waiting) / len(self._waiting)
+        for loop in due:
             assert loop.paused_at is not None
             loop.reviewed_at = now
             # Its prefill would delay its own turn and all that run or wait.
@@ -550,7 +555,6 @@ class LoopSchedule:
             is_heard = now - loop.heard_at < pause.silence_s
             held_s = pause.hold_s(now - loop.paused_at, gain_s, cost_rate, returns=is_heard)
             loop.hold_until = now + held_s
-        return loop.hold_until
 
     # Who keeps its context
 
@@ -560,11 +564,9 @@ class LoopSchedule:
 
     def _pause(self, loop: Loop, now: float) -> None:
         loop.paused_at = now
-        loop.reviewed_at = loop.heard_at = float("-inf")
+        loop.reviewed_at = loop.heard_at = loop.kept_until = -math.inf
+        loop.hold_until = math.inf
         loop.was_expected = False
-        if loop.goes_on:
-            loop.goes_on, loop.heard_at = False, now
-            self._hold(loop, now)
         if loop.is_resident:
             self._paused[loop] = None
             if len(self._paused) > _MOST_RESIDENT:

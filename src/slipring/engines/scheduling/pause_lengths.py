@@ -6,8 +6,10 @@ of loops that never came back.
 """
 
 import math
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
+from itertools import islice
 from typing import TypeVar
 
 _MOST_KINDS = 64
@@ -42,13 +44,16 @@ def kind_of(tenant: str, tools: Iterable[str]) -> Kind:
 class PauseLength:
     """The distribution of one kind of pause."""
 
-    __slots__ = ("_mean", "_open", "_returned", "_silent", "_square", "_weight")
+    __slots__ = ("_drawn", "_grid_s", "_mean", "_open", "_returned", "_silent", "_square", "_weight")
 
     def __init__(self) -> None:
         self._weight = _PRIOR_WEIGHT
         self._mean = _PRIOR_MEAN
         self._square = _PRIOR_VARIANCE
         """The mean of squared deviations."""
+        self._drawn = 0.0, 0.0
+        """The mean and the standard deviation to which the grid below belongs."""
+        self._grid_s: list[float] = []
         self._returned = 1.0
         """The share of pauses that ended with another turn."""
         self._open: dict[Hashable, float] = {}
@@ -141,17 +146,23 @@ class PauseLength:
         if left <= 0.0:
             return 0.0
         best, hold, cost, before, share_before = 0.0, 0.0, 0.0, age_s, reached
-        for z, phi in zip(_GRID, _PHI, strict=True):
-            at = math.exp(self._mean + sigma * z)
-            if at <= age_s:
-                continue
+        times = self._times(sigma)
+        for at, phi in islice(zip(times, _PHI, strict=True), bisect_right(times, age_s), None):
             share = returned * phi
+            if gain_s * (returned - reached) / left - cost <= best:
+                break  # what is left to gain is less than what was found
             cost += cost_rate * (at - before) * (1.0 - (share_before + share) / 2.0) / left
             value = gain_s * (share - reached) / left - cost
             if value > best:
                 best, hold = value, at - age_s
             before, share_before = at, share
         return hold
+
+    def _times(self, sigma: float) -> list[float]:
+        """The times of the grid."""
+        if (drawn := (self._mean, sigma)) != self._drawn:
+            self._drawn, self._grid_s = drawn, [math.exp(self._mean + sigma * z) for z in _GRID]
+        return self._grid_s
 
     def _share_before(self, age_s: float, sigma: float) -> float:
         """The share that has ended by this age, of pauses that end with another turn."""

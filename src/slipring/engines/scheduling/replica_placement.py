@@ -14,7 +14,7 @@ from itertools import chain
 
 from msgspec import structs
 
-from slipring.engines.scheduling.loop_schedule import FULL, MOST_LISTED, Loop, LoopSchedule, Need, Rules, Turn
+from slipring.engines.scheduling.loop_schedule import MOST_LISTED, Loop, LoopSchedule, Need, Rules, Turn
 from slipring.observation import live_messages
 
 _MOST_REPLICAS = 256
@@ -56,8 +56,9 @@ class ReplicaSchedules:
 
     def status(self, now: float) -> live_messages.Loops:
         """Who has what, who waits, and for what; on all replicas."""
-        parts = [(each, each.schedule.status(now)) for each in sorted(self._present(), key=_name_of)]
-        listed = [[self._placed(loop, each.name) for loop in part.listed] for each, part in parts]
+        is_full = self._running >= self._rules.most_running
+        parts = [(each, each.schedule.status(now, is_full)) for each in sorted(self._present(), key=_name_of)]
+        listed = [[structs.replace(loop, replica=each.name) for loop in part.listed] for each, part in parts]
         return live_messages.Loops(
             capacity_tokens=sum(part.capacity_tokens for _, part in parts),
             held_tokens=sum(part.held_tokens for _, part in parts),
@@ -71,11 +72,6 @@ class ReplicaSchedules:
             ],
         )
 
-    def _placed(self, loop: live_messages.Loop, name: str) -> live_messages.Loop:
-        """Where a loop is, and why it waits: perhaps as many turns run as may on all replicas together."""
-        why = FULL if loop.why and self._running >= self._rules.most_running else loop.why
-        return structs.replace(loop, replica=name, why=why)
-
     def is_silent(self, loop: Loop, now: float) -> bool:
         """Whether a loop has probably ended, as far as its replica knows; as ``LoopSchedule.is_silent``."""
         return all(each.schedule.is_silent(loop, now) for each in self._replicas)
@@ -84,7 +80,7 @@ class ReplicaSchedules:
 
     def is_open_to(self, need: Need) -> bool:
         """Whether the next turn of a loop may run at once."""
-        replica = self._holder(need) or self._expected(need.route)
+        replica = self._holder(need) or self._probable(need.route)
         return self._running < self._rules.most_running and replica.schedule.is_open_to(need)
 
     def expect(self, need: Need, now: float) -> None:
@@ -92,14 +88,19 @@ class ReplicaSchedules:
         if (holder := self._holder(need)) is not None:
             holder.schedule.expect(need, now)
 
-    def hear(self, key: str, now: float) -> None:
-        """The loop with this key goes on; as ``LoopSchedule.hear``."""
+    def output_grew(self, key: str, now: float) -> None:
+        """As ``LoopSchedule.output_grew``."""
         for replica in self._replicas:
-            replica.schedule.hear(key, now)
+            replica.schedule.output_grew(key, now)
+
+    def was_steered(self, key: str) -> None:
+        """As ``LoopSchedule.was_steered``."""
+        for replica in self._replicas:
+            replica.schedule.was_steered(key)
 
     def ask(self, tenant: str, need: Need, now: float) -> Turn:
         """A turn of a loop wants to run."""
-        replica, holder = self._expected(need.route), self._holder(need)
+        replica, holder = self._probable(need.route), self._holder(need)
         if holder is not None and holder is not replica:
             if holder.has_left or need.route in self._routes:
                 # Another turn of its chain was answered by another replica since.
@@ -160,7 +161,7 @@ class ReplicaSchedules:
 
     def replica_of(self, route: str) -> str:
         """The name of the replica that the next turn of a chain will probably reach."""
-        return self._expected(route).name if self._routes else ""  # without routes, none has a name
+        return self._probable(route).name if self._routes else ""  # without routes, none has a name
 
     # Which replica
 
@@ -180,8 +181,9 @@ class ReplicaSchedules:
     def _find(self, name: str) -> _Replica | None:
         return next((each for each in self._replicas if each.name == name), None)
 
-    def _expected(self, route: str) -> _Replica:
-        """The replica that has answered a chain, or the one where most is free."""
+    def _probable(self, route: str) -> _Replica:
+        """The replica that the next turn of a chain will probably reach: the one that has answered it, or
+        where most is free."""
         if (name := self._routes.get(route)) is not None:
             known = self._find(name)
             if known is not None and not known.has_left:
@@ -206,7 +208,7 @@ class ReplicaSchedules:
         """A replica does not answer its chains any more. What waits for room there goes elsewhere."""
         replica.has_left = True
         for turn in replica.schedule.give_away_waiting():
-            other = self._expected("")
+            other = self._probable("")
             other.schedule.take_waiting(turn)
             self._at[turn] = other
 

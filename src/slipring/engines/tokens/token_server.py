@@ -304,7 +304,10 @@ class TokenServer(RemoteEngine):
         await self._upstream.close()
 
     async def generate(self, job: Job, emit: Emit) -> None:
-        self._admission.require_admission(job.tenant, need=self._need(job, 0))
+        expected = self._need(job, 0)
+        self._admission.require_admission(job.tenant, need=expected)
+        if self.schedule is not None and expected is not None:
+            self.schedule.expect(expected, asyncio.get_running_loop().time())
         rendering = await render(job, self.renderer, self.served.context - self.spared, self.tokenizing)
         sent = rendering.prompt if job.generate else rendering.context
         constraint: Constraint | None = None
@@ -345,6 +348,8 @@ class TokenServer(RemoteEngine):
         parent, position = job.parent, position_of(job)
         root_id = job.response_id if parent is None else parent.root_id
         branch, before = job.branch, None if parent is None else parent.branch
+        while parent is not None and parent.position is None:
+            parent = parent.parent  # it has ended before it was sent here, and named no loop
         return Need(
             key=job.response_id,
             tokens=tokens,
@@ -399,9 +404,13 @@ class TokenServer(RemoteEngine):
     async def count(self, job: Job, enough: int | None = None) -> int:
         return await count(job, self.renderer, self.served.context, self.tokenizing, enough)
 
-    def hear(self, response_id: str) -> None:
+    def output_grew(self, response_id: str) -> None:
         if self.schedule is not None:
-            self.schedule.hear(response_id, asyncio.get_running_loop().time())
+            self.schedule.output_grew(response_id, asyncio.get_running_loop().time())
+
+    def was_steered(self, response_id: str) -> None:
+        if self.schedule is not None:
+            self.schedule.was_steered(response_id)
 
     async def prefill(self, prefill: Prefill) -> int:
         foreseen = await self._foresee(prefill)

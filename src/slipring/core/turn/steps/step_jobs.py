@@ -182,6 +182,7 @@ class Steps:
             settings=settings,
             fork=job.fork and self.spent is None,
             recognised=job.recognised and self.spent is None,
+            began=None if self.spent is None else job,
             upstream_tools=self._upstream_tools(),
         )
 
