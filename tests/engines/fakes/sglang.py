@@ -33,6 +33,10 @@ from tests.engines.fakes.tokens import (
 _CONTROL = re.compile(f"({'|'.join(map(re.escape, sorted(TOKENIZER.control_tokens(), key=len)))})")
 
 
+def _has_left(request: web.Request) -> bool:
+    return request.transport is None or request.transport.is_closing()
+
+
 def _with_control_tokens(text: str) -> list[int]:
     """The ids of a text in which spellings of control tokens are control tokens."""
     ids: list[int] = []
@@ -67,6 +71,8 @@ class FakeSglang(FakeTokenServer):
     facts: ClassVar[dict[str, Any]] = {}
     """What else ``/server_info`` says."""
     max_running_requests: int | None = None
+    gives_places_to_sessions = False
+    """Whether each session that has had a turn takes the place of a running request."""
     max_total_num_tokens: int | None = None
     bos: int | None = None
     """The token that it strips from the beginning of what a session appends."""
@@ -82,6 +88,8 @@ class FakeSglang(FakeTokenServer):
         self.may_open = asyncio.Event()
         """Opening a session waits for this; set from the start."""
         self.may_open.set()
+        self._places = asyncio.Condition()
+        self.running = self.waiting = 0
 
     def routes(self) -> list[web.RouteDef]:
         prefix = "/get_" if self.is_old else "/"
@@ -90,6 +98,7 @@ class FakeSglang(FakeTokenServer):
             web.get(f"{prefix}model_info", self._model_info),
             web.post("/open_session", self._open_session),
             web.post("/close_session", self._close_session),
+            web.get("/v1/loads", self._loads),
         ]
         if self.max_req_input_len is not None or self.has_sessions or self.has_session_cache:
             routes.append(web.get(f"{prefix}server_info", self._server_info))
@@ -106,7 +115,30 @@ class FakeSglang(FakeTokenServer):
             meta = {"completion_tokens": 1, "prompt_tokens": count, "finish_reason": {"type": "length"}}
             event = json.dumps({"output_ids": [END], "meta_info": meta})
             return web.Response(text=f"data: {event}\n\ndata: [DONE]\n\n", content_type="text/event-stream")
-        return await super()._generate(request)
+        if not self.gives_places_to_sessions:
+            return await super()._generate(request)
+        self.waiting += 1
+        async with self._places:
+            await self._places.wait_for(lambda: _has_left(request) or self._has_place)
+        self.waiting -= 1
+        if _has_left(request):
+            return web.Response()
+        self.running += 1
+        try:
+            return await super()._generate(request)
+        finally:
+            self.running -= 1
+
+    @property
+    def _has_place(self) -> bool:
+        assert self.max_running_requests is not None
+        return sum(map(bool, self.sessions.values())) + self.running < self.max_running_requests
+
+    async def _loads(self, request: web.Request) -> web.Response:
+        async with self._places:
+            self._places.notify_all()  # some may have left
+        load = {"num_running_reqs": self.running, "num_waiting_reqs": self.waiting}
+        return web.json_response({"loads": [{**load, "total_prefill_uncached_tokens": len(self.requests)}]})
 
     def _read_ids(self, body: dict[str, Any]) -> list[int]:
         """The ids of a prompt as the model reads them."""
@@ -202,5 +234,7 @@ class FakeSglang(FakeTokenServer):
     async def _close_session(self, request: web.Request) -> web.Response:
         session_id = (await request.json())["session_id"]
         self.sessions.pop(session_id, None)
+        async with self._places:
+            self._places.notify_all()
         self.closed.put_nowait(session_id)
         return web.Response()

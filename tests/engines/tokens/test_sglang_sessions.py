@@ -7,10 +7,11 @@ Where a prompt must be a certain one, the same turns without sessions say which.
 import asyncio
 import gc
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Literal
 
 import pytest
+from aiohttp import web
 
 from slipring.base.errors import StartupError
 from slipring.engines.remote.retries_and_breaker import Admission
@@ -473,3 +474,96 @@ async def test_a_turn_waits_for_what_is_being_read() -> None:
         await socket.until("response.completed")
         assert session_of(fake.requests[-1]) == session_of(fake.requests[1])
         assert len(fake.opened) == 1
+
+
+# --- Servers at which sessions have taken all places -----------------------------------------------
+
+
+class WithPlaces(WithSessions):
+    """Two slipring servers may open as many sessions together as requests may run."""
+
+    max_req_input_len = 2000
+    max_running_requests = 4
+    gives_places_to_sessions = True
+
+
+@asynccontextmanager
+async def two_servers(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[WithPlaces, list[Running]]]:
+    monkeypatch.setattr(sessions, "_REVIEW_S", 0.01)
+    monkeypatch.setattr("slipring.engines.tokens.sglang._LOOKS_AGAIN_S", 0.0)
+    fake = WithPlaces()
+    await fake.start()
+    try:
+        async with AsyncExitStack() as stack:
+            patient = {"first_token_timeout_s": 600.0, "idle_timeout_s": 600.0, "retries": 0}
+            yield (
+                fake,
+                [await stack.enter_async_context(serve(fake.engine(**patient))) for _ in range(2)],
+            )
+    finally:
+        await fake.close()
+
+
+async def chains_of_two(stack: AsyncExitStack, servers: list[Running]) -> list[tuple[Socket, str]]:
+    """Two chains at each server, with a session each."""
+    found = []
+    for server in servers:
+        for name in "ab":
+            socket = await stack.enter_async_context(server.connect())
+            _, two = await turns(socket, f"chain {name}", "two")
+            found.append((socket, two["id"]))
+    return found
+
+
+async def test_turns_in_sessions_that_have_taken_all_places_are_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with two_servers(monkeypatch) as (fake, servers), AsyncExitStack() as stack:
+        chains = await chains_of_two(stack, servers)
+        assert len(fake.sessions) == 4
+        third = await asyncio.gather(*(turns(socket, "three", after=after) for socket, after in chains))
+        assert all(response["status"] == "completed" for (response,) in third)
+        assert len(fake.sessions) <= 2
+        for (socket, _), (response,) in zip(chains, third, strict=True):
+            await turns(socket, "four", "five", after=response["id"])
+        assert len(fake.sessions) <= 2
+        texts = await whole_prompts(FakeSglang(), "chain a", "two", "three", "four", "five")
+        last = [decoded(prompt) for prompt in fake.prompts if "five" in decoded(prompt)]
+        assert [text.replace("chain b", "chain a") for text in last] == [texts[-1]] * 4
+
+
+async def test_idle_sessions_that_have_taken_all_places_make_room_for_others(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with two_servers(monkeypatch) as (fake, servers), AsyncExitStack() as stack:
+        await chains_of_two(stack, servers)
+        other = await stack.enter_async_context(servers[0].connect())
+        await turns(other, "hi")
+        assert 2 <= len(fake.sessions) <= 3
+    assert "SGLang answers nobody: its sessions have taken the places of all requests" in caplog.text
+
+
+async def test_a_server_that_runs_one_request_at_once_is_given_no_session() -> None:
+    async with running() as (fake, server):
+        assert server.service.catalog.engines[0].session_use == "used"
+    one = WithPlaces()
+    one.max_running_requests = 1
+    async with in_front_of(one) as (fake, server), server.connect() as socket:
+        await turns(socket, "one", "two", "three")
+        assert not fake.opened
+        (engine,) = server.service.catalog.engines
+        assert engine.session_use == (
+            "not used: the server runs one request at once, and a session takes its place"
+        )
+
+
+@pytest.mark.parametrize("loads", [{}, {"loads": [{}]}, {"loads": None}, []])
+async def test_a_server_that_does_not_tell_its_load_is_not_stuck(loads: Any) -> None:
+    class Other(WithPlaces):
+        async def _loads(self, request: web.Request) -> web.Response:
+            return web.json_response(loads)
+
+    async with in_front_of(Other()) as (_, server):
+        (engine,) = server.service.catalog.engines
+        assert isinstance(engine, SglangEngine)
+        assert not await engine._is_stuck()

@@ -63,6 +63,9 @@ class SessionProtocol(NamedTuple):
     close: Callable[[str, str], Awaitable[None]]
     keeps_last: bool
     """Whether the server keeps the last id that a request emits."""
+    is_stuck: Callable[[], Awaitable[bool]] | None = None
+    """Whether the server answers nobody, although requests wait, because its sessions have taken the places
+    of running requests; None if they take none."""
 
 
 class Mismatch(ServerError):
@@ -87,7 +90,7 @@ class Session:
     """A session at the server, and the context that the server holds in it."""
 
     __slots__ = (
-        *("body", "end", "id", "is_busy", "later_ids", "loop", "missing_ids"),
+        *("body", "end", "id", "is_busy", "later_ids", "limit", "loop", "missing_ids"),
         *("reading", "route", "since", "tenant", "tokens", "used_at"),
     )
 
@@ -114,6 +117,8 @@ class Session:
         ahead."""
         self.missing_ids: list[int] = []
         """The last ids of that position, if the server does not hold them; then ``later_ids`` is empty."""
+        self.limit: asyncio.Timeout | None = None
+        """Ends the request of a turn that has no token yet."""
         self.reading: asyncio.Task[None] | None = None
         """Reads ahead. It is cancelled only when the session is given up: the server then forgets the whole
         context."""
@@ -135,6 +140,15 @@ class Lease:
         self._session = session
         self._is_kept = False
         self.addressed = addressed
+
+    def wait(self) -> asyncio.Timeout:
+        """A block that ends with ``TimeoutError`` if the session is given up before ``begun`` was called."""
+        self._session.limit = asyncio.timeout(None)
+        return self._session.limit
+
+    def begun(self) -> None:
+        """The answer has begun."""
+        self._session.limit = None
 
     def keep(
         self, position: Rendered, closing_ids: list[int], ends_with: object, *, has_answer: bool
@@ -194,6 +208,8 @@ class Sessions:
         self._loop = asyncio.get_running_loop()
         self._review: asyncio.TimerHandle | None = None
         """Looks for idle sessions again, while there are any sessions."""
+        self._asking: asyncio.Task[None] | None = None
+        """Asks the server whether it answers nobody."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -333,6 +349,8 @@ class Sessions:
         """Close all sessions, as far as the server answers."""
         if self._review is not None:
             self._review.cancel()
+        if self._asking is not None:
+            self._asking.cancel()
         for session in list(self._open.values()):
             self._discard(session)
         if self._closing:
@@ -522,7 +540,42 @@ class Sessions:
     def _reviewed(self) -> None:
         self._review = None
         self._close_idle()
+        if self._protocol.is_stuck is not None and self._asking is None:
+            self._asking = self._loop.create_task(self._free_places(self._protocol.is_stuck))
         self._review_later()
+
+    async def _free_places(self, is_stuck: Callable[[], Awaitable[bool]]) -> None:
+        """Use half as many sessions from now on if the server answers nobody because of them. Other slipring
+        servers may have sessions there as well."""
+        try:
+            if not await is_stuck() or not self._open:
+                return
+        except (HttpFailure, ApiError):
+            return  # perhaps it does not tell
+        finally:
+            self._asking = None
+        self._most = len(self._open) // 2
+        log.warning(
+            "%s answers nobody: its sessions have taken the places of all requests that may run; there are at"
+            " most %d from here now",
+            *(self._protocol.maker, self._most),
+        )
+        if not self._most:
+            self._is_refused = True
+            self._refusal = "its sessions took the places of all requests that may run"
+        by_use = sorted(self._open.values(), key=lambda session: (session.is_busy, session.used_at))
+        for session in by_use[: len(by_use) - self._most]:
+            self._give_up(session)
+
+    def _give_up(self, session: Session) -> None:
+        """End a session at once, unless its answer has begun. Its turn sends everything then."""
+        if session.reading is not None:
+            self._discard(session)
+            session.reading.cancel()
+        elif not session.is_busy:
+            self._discard(session)
+        elif session.limit is not None:
+            session.limit.reschedule(self._loop.time())
 
     def _close_idle(self) -> None:
         """Close the sessions that have been idle for too long, and those of silent loops."""
@@ -598,9 +651,19 @@ class SessionExchange(JobExchange):
 
     async def attempt(self, emit: Emit, begin: Callable[[], None]) -> None:
         if (lease := self._lease) is not None:
+
+            def begun() -> None:
+                lease.begun()
+                begin()
+
             try:
-                await self.send(self._write_new(lease.addressed), emit, begin)
+                async with lease.wait() as limit:
+                    await self.send(self._write_new(lease.addressed), emit, begun)
                 return
+            except TimeoutError:
+                if not limit.expired():
+                    raise
+                self.close()
             except ApiError as error:
                 self.close()
                 if isinstance(error, Retryable) and not isinstance(error, RequestFailed | GatewayFailed):

@@ -44,6 +44,8 @@ from slipring.protocol.responses import Logprob, TopLogprob
 _MODEL_INFO = ("/model_info", "/get_model_info")
 """The newer name, and that of older servers."""
 _SERVER_INFO = ("/server_info", "/get_server_info")
+_LOOKS_AGAIN_S = 1.0
+"""After this time the server is asked again whether it does anything."""
 _CONSTRAINT_FIELDS = {"schema": "json_schema", "grammar": "ebnf", "tag": "structural_tag"}
 _RESENT = "SGLang is sent the data of all pictures of a context again"
 _RESENT_AS_TEXT = "SGLang tokenizes contexts with pictures itself: all of it is sent again as text"
@@ -222,13 +224,36 @@ class SglangEngine(TokenServer):
         if self.options.sessions == "auto" and (missing := _missing_sessions(info)):
             return missing
         running, tokens = _capacity(info)
-        # What sessions hold cannot be evicted by the server: half of its cache stays for all else.
-        return Offer(
-            None if running is None else max(running // 2, 1), None if tokens is None else tokens // 2
-        )
+        if running == 1:
+            return Offer(refused="the server runs one request at once, and a session takes its place")
+        # What sessions hold cannot be evicted by the server: half of its cache stays for all else. Each takes
+        # the place of a running request.
+        return Offer(None if running is None else running // 2, None if tokens is None else tokens // 2)
 
     def session_protocol(self) -> SessionProtocol:
-        return SessionProtocol("SGLang", self._open_session, self._close_session, keeps_last=True)
+        return SessionProtocol(
+            "SGLang", self._open_session, self._close_session, keeps_last=True, is_stuck=self._is_stuck
+        )
+
+    async def _is_stuck(self) -> bool:
+        """Whether requests wait while none runs, and nothing has happened a moment later."""
+        before = await self._idle_loads()
+        if before is None:
+            return False
+        await asyncio.sleep(_LOOKS_AGAIN_S)
+        return before == await self._idle_loads()
+
+    async def _idle_loads(self) -> list[Any] | None:
+        """What the server says of requests that wait, if none runs; None otherwise."""
+        try:
+            loads = (await self.query("/v1/loads"))["loads"]
+            running, waiting = (
+                sum(load[f"num_{state}_reqs"] for load in loads) for state in ("running", "waiting")
+            )
+            read = [load["total_prefill_uncached_tokens"] for load in loads]
+        except (LookupError, TypeError):
+            return None  # another version
+        return [waiting, read] if waiting and not running else None
 
     async def _open_session(self, session_id: str, route: str) -> None:
         # The capacity is a field of old, which must be there and has no effect.
