@@ -189,6 +189,7 @@ def sections() -> dict[str, dict[str, str]]:
         "many-agents": {
             "agents small": agents_section("small"),
             "agents 7b": agents_section("7b"),
+            "agents tiny": agents_section("tiny"),
         },
         "peers": {
             "vllm": peers_section("vllm"),
