@@ -23,8 +23,8 @@ def coding(calls: int = CODING_CALLS) -> Plan:
     return _agent(
         "coding",
         "A coding agent",
-        f"{calls} tool {'call' if calls == 1 else 'calls'} and an answer; 4 kB of instructions, 10 tools, outputs"
-        " of 3.5 kB",
+        f"{calls} tool {'call' if calls == 1 else 'calls'} and an answer; 4 kB of instructions, 10 tools,"
+        " outputs of 3.5 kB",
         calls,
     )
 
