@@ -23,6 +23,7 @@ COMMANDS = {
     "gateways": "benchmarks/peers/gateways.py",
     "scheduler_check": "tests/engines/vllm_plugin/scheduler_check.py --record FILE",
     "session_check_cpu": "benchmarks/session_check.py",
+    "session_check_sglang": "benchmarks/sglang_session_check.py",
     "peers/guardrails": "benchmarks/peers/guardrails.py",
     "peers/routers": "benchmarks/peers/routers.py",
     "peers/*": "benchmarks/peers/run.py",

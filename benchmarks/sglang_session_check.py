@@ -24,9 +24,12 @@ vocabulary and generation settings. The parts:
   Others leave slipring amid an answer.
 
 The first two parts run with one chain alone, and then with all at once. Alone, no turn may differ where the
-whole requests agree. At once, turns may differ about as often as whole requests differ among themselves,
-because SGLang then computes them in other batches. After each part, SGLang's gauges must say that it has no
-session, no token in use or held, and no request that runs or waits.
+whole requests agree. At once, SGLang computes turns in other batches. A turn that differs there is taken
+again when all chains have ended, in a new session with the same context, and must not differ then; and turns
+may differ only where whole requests differ among themselves, too, and about as often. With SGLang 0.5.23,
+whole requests with penalties do, even in 32-bit arithmetic; so up to six turns with penalties may differ in
+any case. After each part, SGLang's gauges must say that it has no session, no token in use or held, and no
+request that runs or waits.
 
 The program ends with 1 if it has found a fault. ``--record NAME`` keeps the figures under that name, beside
 those of other runs, in ``benchmarks/results/session_check_sglang.json``.
@@ -66,6 +69,8 @@ PARTS = ("tokens", "settings", "chains", "leaving")
 RECORD = RESULTS / "session_check_sglang.json"
 _TOLERANCE = 2e-3
 """Equal log probabilities differ by less: 32-bit arithmetic rounds them otherwise in other batches."""
+_SIZES = (1, 3, 40, 300, 900)
+"""New tokens of a turn."""
 _ROOM = 6_000
 """A chain ends when its context is longer, so that any model has room for it."""
 _SETTLED_S = 90.0
@@ -77,6 +82,9 @@ _GAUGES = (
 """Zero when nothing is in use."""
 _SWA_GAUGE = "swa_used_tokens"
 """The same, for layers with sliding windows."""
+_MOST_AGAIN = 20
+"""So many turns that differ are taken again."""
+_OURS, _THEIRS = "turns that differ:", "whole requests that differ:"
 _UNLIKE = "differing where the control agrees"
 _IN_SESSION = "in an open session"
 _TAG = {
@@ -186,10 +194,6 @@ class Sglang:
                     return Answer("the client has left")
         return _answer(last)
 
-    async def whole(self, context: list[int], limit: int, settings: dict[str, Any]) -> list[Answer]:
-        """The answers to the same whole request, sent twice."""
-        return [await self.ask(context, limit, settings) for _ in range(2)]
-
     async def state(self) -> dict[str, float]:
         """What SGLang's gauges say of sessions, requests and tokens in use. Raises ``RuntimeError`` if one
         is missing."""
@@ -246,12 +250,26 @@ def alike(one: Answer, other: Answer) -> bool:
     )
 
 
+@dataclass(frozen=True)
+class Turn:
+    """A turn in a session."""
+
+    kind: str
+    held: list[int]
+    """The context that the session has before it."""
+    new: list[int]
+    limit: int
+    settings: dict[str, Any]
+
+
 class Found:
     """What chains have found about turns."""
 
     def __init__(self) -> None:
         self.counts = Counter({"turns": 0, "equal": 0, _AGAIN: 0, _UNLIKE: 0, _IN_SESSION: 0})
-        self._differing: list[str] = []
+        self.differing: list[Turn] = []
+        """Those that were not answered as a whole request is."""
+        self._differences: list[str] = []
         self._wrong: list[str] = []
 
     def wrong(self, *what: object) -> None:
@@ -268,26 +286,28 @@ class Found:
             return True
         return False
 
-    def compare(self, kind: str, answer: Answer, whole: list[Answer], *, held: int) -> None:
-        """Compare a turn with the whole requests. ``held``: the tokens that the session had before it."""
+    async def compare(self, sglang: Sglang, turn: Turn, answer: Answer) -> None:
+        """Compare the answer to a turn with that to a whole request, which is sent twice."""
+        context = [*turn.held, *turn.new]
+        whole = [await sglang.ask(context, turn.limit, turn.settings) for _ in range(2)]
         is_equal, is_control_equal = alike(answer, whole[0]), alike(*whole)
         is_unlike = is_control_equal and not is_equal
         self.counts.update({"turns": 1, "equal": is_equal, _AGAIN: is_control_equal, _UNLIKE: is_unlike})
-        self.counts.update(
-            {
-                _IN_SESSION: held > 0,
-                "stopped": answer.reason == "stop",
-                "tokens": len(answer.ids),
-                "log probabilities": len(answer.chosen),
-            }
-        )
+        self.counts.update({_IN_SESSION: bool(turn.held), "stopped": answer.reason == "stop"})
+        self.counts.update({"tokens": len(answer.ids), "log probabilities": len(answer.chosen)})
+        if not is_control_equal:
+            self.counts.update({f"{_THEIRS} {turn.kind}": 1})
         if not is_equal:
+            self.counts.update({f"{_OURS} {turn.kind}": 1})
+            self.differing.append(turn)
             ids = [each.ids[:8] for each in (answer, *whole)]
-            self._differing.append(_short((kind, held, answer.reason, whole[0].reason, *ids)))
+            self._differences.append(
+                _short((turn.kind, len(turn.held), answer.reason, whole[0].reason, *ids))
+            )
 
     def told(self) -> dict[str, Any]:
         """The counts and the first of the differences and faults."""
-        found = {"differing": self._differing[:3], "wrong": self._wrong[:5], "wrongs": len(self._wrong)}
+        found = {"differing": self._differences[:3], "wrong": self._wrong[:5], "wrongs": len(self._wrong)}
         return {**self.counts, **found}
 
 
@@ -302,7 +322,22 @@ async def check(sglang: Sglang, chain: Chain, agents: int, seed: str) -> dict[st
     """So many chains at once, and what they leave behind."""
     found = Found()
     await asyncio.gather(*(chain(sglang, found, random.Random(f"{seed} {each}")) for each in range(agents)))
-    return {**found.told(), "after": await sglang.settled()}
+    return await outcome(sglang, found)
+
+
+async def outcome(sglang: Sglang, found: Found) -> dict[str, Any]:
+    """What chains have found that have ended, and what they leave behind. Turns that differ are taken again,
+    one after the other."""
+    again = Found()
+    for turn in found.differing[:_MOST_AGAIN]:
+        session = await sglang.open()
+        if turn.held:
+            await sglang.ask(turn.held, 0, {}, session)
+        answer = await sglang.ask(turn.new, turn.limit, turn.settings, session)
+        await again.compare(sglang, turn, answer)
+        await sglang.close(session)
+    counts = {name: again.counts[name] for name in ("turns", "equal", _AGAIN, _UNLIKE)}
+    return {**found.told(), "taken again alone": counts, "after": await sglang.settled()}
 
 
 def tokens_chain(turns: int) -> Chain:
@@ -311,12 +346,12 @@ def tokens_chain(turns: int) -> Chain:
     async def chain(sglang: Sglang, found: Found, dice: random.Random) -> None:
         session = await sglang.open()
         context: list[int] = []
-        for turn in range(turns):
-            limit = 0 if turn == 1 or dice.random() < 0.15 else dice.choice((1, 2, 10, 60))
+        for number in range(turns):
+            limit = 0 if number == 1 or dice.random() < 0.15 else dice.choice((1, 2, 10, 60))
             settings: dict[str, Any] = {"logprobs": 2} if limit else {}
-            held = len(context)
-            context += (new := dice.choices(_WORDS, k=dice.choice((1, 3, 40, 300, 900))))
-            answer = await sglang.ask(new, limit, settings, session)
+            turn = Turn("tokens", list(context), dice.choices(_WORDS, k=dice.choice(_SIZES)), limit, settings)
+            context += turn.new
+            answer = await sglang.ask(turn.new, limit, settings, session)
             if not found.is_answered(answer, context):
                 break
             if not limit:
@@ -327,7 +362,7 @@ def tokens_chain(turns: int) -> Chain:
                 continue
             if not len(answer.ids) == len(answer.chosen) == len(answer.top):
                 found.wrong("log probabilities", len(answer.ids), len(answer.chosen), len(answer.top))
-            found.compare("tokens", answer, await sglang.whole(context, limit, settings), held=held)
+            await found.compare(sglang, turn, answer)
             context += answer.ids
             if len(context) > _ROOM:
                 break
@@ -348,7 +383,7 @@ def settings_chain(kinds: list[str], turns: int) -> Chain:
             order = order or dice.sample(kinds, len(kinds))
             kind = order.pop()
             settings, limit = SETTINGS[kind](dice), dice.choice((2, 10, 40))
-            new = dice.choices(_WORDS, k=dice.choice((1, 3, 40, 300)))
+            new = dice.choices(_WORDS, k=dice.choice(_SIZES[:-1]))
             answer = await sglang.ask(new, limit, settings, session)
             if kind == _REFUSED:
                 found.counts.update(refused=1)
@@ -357,11 +392,11 @@ def settings_chain(kinds: list[str], turns: int) -> Chain:
                     break
                 is_after_refusal = True
                 continue
-            held = len(context)
+            turn = Turn(kind, list(context), new, limit, settings)
             context += new
             if not found.is_answered(answer, context):
                 break
-            found.compare(kind, answer, await sglang.whole(context, limit, settings), held=held)
+            await found.compare(sglang, turn, answer)
             found.counts.update({f"with {kind}": 1, "after a refusal": is_after_refusal})
             is_after_refusal = False
             if not _is_begun(kind, answer.text):
@@ -383,28 +418,23 @@ def _is_begun(kind: str, text: str) -> bool:
     )
 
 
-def leaving_chain(sessions: int) -> Chain:
-    """Sessions, one after the other, whose client leaves in the first or second turn, or closes them."""
-
-    async def chain(sglang: Sglang, found: Found, dice: random.Random) -> None:
-        for _ in range(sessions):
-            session = await sglang.open()
-            context: list[int] = []
-            new = dice.choices(_WORDS, k=dice.choice((5, 500, 3_000)))
-            if dice.random() < 0.7:
-                answer = await sglang.ask(new, 20, {}, session)
-                found.is_answered(answer, new)
-                context = [*new, *answer.ids]
-                new = dice.choices(_WORDS, k=dice.choice((50, 2_500)))
-            way = dice.choice(_WAYS)
-            await _leave(sglang, session, new, way, dice)
-            found.counts.update({way: 1})
-            if way == "leave, go on":
-                await _go_on(sglang, found, session, context, dice)
-            if way != "close":
-                await sglang.close(session)
-
-    return chain
+async def leaving_chain(sglang: Sglang, found: Found, dice: random.Random) -> None:
+    """A session for each of ``_WAYS``, one after the other, left so in its first or second turn."""
+    for way in dice.sample(_WAYS, len(_WAYS)):
+        session = await sglang.open()
+        context: list[int] = []
+        new = dice.choices(_WORDS, k=dice.choice((5, 500, 3_000)))
+        if dice.random() < 0.7:
+            answer = await sglang.ask(new, 20, {}, session)
+            found.is_answered(answer, new)
+            context = [*new, *answer.ids]
+            new = dice.choices(_WORDS, k=dice.choice((50, 2_500)))
+        await _leave(sglang, session, new, way, dice)
+        found.counts.update({way: 1})
+        if way == "leave, go on":
+            await _go_on(sglang, found, session, context, dice)
+        if way != "close":
+            await sglang.close(session)
 
 
 async def _leave(sglang: Sglang, session: str, new: list[int], way: str, dice: random.Random) -> None:
@@ -431,19 +461,18 @@ async def _go_on(sglang: Sglang, found: Found, session: str, context: list[int],
             break
         await asyncio.sleep(0.1)
         answer = await sglang.ask(new, 10, {}, session)
-    whole = [*context, *new]
-    if found.is_answered(answer, whole):
-        found.compare("went on", answer, await sglang.whole(whole, 10, {}), held=len(context))
+    if found.is_answered(answer, [*context, *new]):
+        await found.compare(sglang, Turn("went on", context, new, 10, {}), answer)
 
 
-async def check_leaving(sglang: Sglang, server: Server, agents: int, turns: int, seed: int) -> dict[str, Any]:
+async def check_leaving(sglang: Sglang, server: Server, agents: int, seed: int) -> dict[str, Any]:
     """Half of the clients leave sessions of their own, the others slipring."""
     left = 0
 
     async def at_slipring(number: int) -> None:
         nonlocal left
         dice = random.Random(f"{seed} leaving slipring {number}")
-        for _ in range(turns):
+        for _ in _WAYS:
             async with (
                 aiohttp.ClientSession() as http,
                 http.ws_connect(f"{server.url}/responses", max_msg_size=0) as ws,
@@ -457,12 +486,15 @@ async def check_leaving(sglang: Sglang, server: Server, agents: int, turns: int,
                 await asyncio.wait([asking])
                 left += 1
 
-    direct = max(1, agents // 2)
-    told, *_ = await asyncio.gather(
-        check(sglang, leaving_chain(turns), direct, f"{seed} leaving"),
+    direct, found = max(1, agents // 2), Found()
+    await asyncio.gather(
+        *(
+            leaving_chain(sglang, found, random.Random(f"{seed} leaving {number}"))
+            for number in range(direct)
+        ),
         *map(at_slipring, range(agents - direct)),
     )
-    return {**told, "slipring": left, "after": await sglang.settled()}
+    return {**await outcome(sglang, found), "slipring": left}
 
 
 async def check_chains(
@@ -545,11 +577,21 @@ def faults(run: dict[str, Any]) -> list[str]:
 
 def _faulty_turns(told: dict[str, Any], *, is_alone: bool) -> list[str]:
     found: list[str] = list(told["wrong"])
-    theirs, ours = told["turns"] - told[_AGAIN], told["turns"] - told["equal"]
     if is_alone and told[_UNLIKE]:
         found.append(f"{told[_UNLIKE]} turns differ where whole requests agree: {told['differing']}")
-    if not is_alone and ours > _most(theirs):
-        found.append(f"{ours} turns differ, {theirs or 'no'} whole requests: {told['differing']}")
+    if again := told["taken again alone"][_UNLIKE]:
+        found.append(f"{again} turns that differ do so again alone: {told['differing']}")
+    for has_penalties in (False, True):
+        ours, theirs = (
+            sum(
+                count
+                for name, count in told.items()
+                if name.startswith(whose) and name.endswith(" penalties") is has_penalties
+            )
+            for whose in (_OURS, _THEIRS)
+        )
+        if ours > _most(max(theirs, has_penalties)):
+            found.append(f"{ours} turns differ, {theirs or 'no'} whole requests: {told['differing']}")
     return found
 
 
@@ -612,7 +654,7 @@ async def run(given: argparse.Namespace, report: Callable[[str, Any], None]) -> 
                     told = await check_chains(sglang, servers, kinds, given.agents, given.turns, seed)
                     report("chains", told)
                 if "leaving" in given.parts:
-                    report("leaving", await check_leaving(sglang, servers["on"], given.agents, 4, seed))
+                    report("leaving", await check_leaving(sglang, servers["on"], given.agents, seed))
                 running.close()  # slipring ends its sessions when it stops
             report("at the end", await sglang.settled())
 
