@@ -523,10 +523,10 @@ async def test_turns_in_sessions_that_have_taken_all_places_are_answered(
         assert len(fake.sessions) == 4
         third = await asyncio.gather(*(turns(socket, "three", after=after) for socket, after in chains))
         assert all(response["status"] == "completed" for (response,) in third)
-        assert len(fake.sessions) <= 2
+        assert len(fake.sessions) < 4
         for (socket, _), (response,) in zip(chains, third, strict=True):
             await turns(socket, "four", "five", after=response["id"])
-        assert len(fake.sessions) <= 2
+        assert len(fake.sessions) < 4
         texts = await whole_prompts(FakeSglang(), "chain a", "two", "three", "four", "five")
         last = [decoded(prompt) for prompt in fake.prompts if "five" in decoded(prompt)]
         assert [text.replace("chain b", "chain a") for text in last] == [texts[-1]] * 4
