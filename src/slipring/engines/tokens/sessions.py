@@ -548,8 +548,8 @@ class Sessions:
         """Use half as many sessions from now on if the server answers nobody because of them. Other slipring
         servers may have sessions there as well."""
         try:
-            if not await is_stuck() or not self._open:
-                return
+            if not await is_stuck() or not self._open or self._closing:
+                return  # what is being closed will make room
         except (HttpFailure, ApiError):
             return  # perhaps it does not tell
         finally:
