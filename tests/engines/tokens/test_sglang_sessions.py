@@ -539,7 +539,7 @@ async def test_turns_in_sessions_that_have_taken_all_places_are_answered(
         assert len(fake.sessions) < 4
         texts = await whole_prompts(FakeSglang(), "chain a", "two", "three", "four", "five")
         last = [decoded(prompt) for prompt in fake.prompts if "five" in decoded(prompt)]
-        assert [text.replace("chain b", "chain a") for text in last] == [texts[-1]] * 4
+        assert {text.replace("chain b", "chain a") for text in last} == {texts[-1]}
 
 
 async def test_idle_sessions_that_have_taken_all_places_make_room_for_others(
